@@ -120,12 +120,15 @@ def test_shared_memory_as_large_as_it_may_be(
         assert (launch._function is True) == asks and launch.shared_bytes == before
 
 
-@pytest.mark.parametrize(("stride", "asked"), [(" stride2", 4), ("", 0)])
-def test_phases_have_the_same_shared_memory(stride: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("stride2 groups192 nhwc", 4), ("groups192 nhwc", 0), ("stride2 groups192", 0), ("stride2 groups96 nhwc", 0)],
+)
+def test_depthwise_phases_have_the_same_shared_memory(words: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Launch] = []
     monkeypatch.setattr(Launch, "load", lambda *_: None)
     monkeypatch.setattr(Launch, "prefer_shared", lambda launch, architecture: seen.append(launch))
-    problem = registry.parse(f"n32 c192 h28 w28 k192 r3 s3{stride} pad1 groups192 f16 nhwc dgrad")
+    problem = registry.parse(f"n32 c192 h28 w28 k192 r3 s3 pad1 f16 {words} dgrad")
     choice = dispatch.choose(problem, H200, "cuda.fprop_phases")
     registry.get("cuda.fprop_phases", "dgrad").plan(problem, choice.config, H200)
     assert len(seen) == asked

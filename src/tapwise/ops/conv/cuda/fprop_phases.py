@@ -49,8 +49,9 @@ class PhasesPlan(CudaPlan):
         joins = [algorithm.join_launch(problem, direct, device)] if needs_join(problem, direct) else []
         super().__init__(problem, device, joins, algorithm.workspace_bytes(problem, config, device))
         self._phases = algorithm.plans(problem, config, device)
-        for _, plan in self._phases if len(self._phases) > 1 else ():
-            for launch in plan.launches if isinstance(plan, CudaPlan) else ():
+        if len(self._phases) > 1 and problem.depthwise and problem.layout == "nhwc":
+            # Measured to pay for these alone.
+            for launch in (one for _, plan in self._phases if isinstance(plan, CudaPlan) for one in plan.launches):
                 launch.prefer_shared(device.architecture)
         self._direct, self._device, self._read = direct, device, algorithm.read_in_place(problem, config)
         self._slot, self._inner_at = algorithm.slot_bytes(problem), algorithm.inner_at(problem, config)
