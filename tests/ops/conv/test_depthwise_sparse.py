@@ -11,6 +11,7 @@ from emulated_plans import lent, memory_of, needs_compiler, verdict_of
 
 from tapwise.algorithm import Buffers
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.costs import warps_and_idle
 from tapwise.ops.conv.cuda.depthwise import sparse
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
 from tapwise.ops.conv.cuda.depthwise.sparse import Sparse
@@ -102,6 +103,23 @@ def test_it_takes_hopper_and_newer() -> None:
     problem = ConvProblem.parse("n2 c16 h9 w9 k16 r5 s5 pad2 groups16 f16 nhwc")
     assert list(sparse.configs(problem, H200))
     assert not list(sparse.configs(problem, AMPERE))
+
+
+def test_loads_meet_in_banks_where_places_are_a_multiple_apart() -> None:
+    """Rows of two columns more than a multiple of four lie in other banks; of one image, all places in the same."""
+    apart, together, alone = (sparse.conflicts(64, *one) for one in ((18, 8, 4), (16, 8, 4), (18, 8, 1)))
+    assert (apart, together, alone) == (2, 4, 4)
+    problem = ConvProblem.parse("n32 c256 h28 w28 k256 r7 s7 pad3 groups256 f16 nhwc")
+    chosen = min(sparse.configs(problem, H200), key=lambda one: sparse.predict_us(problem, one, H200))
+    pixel = chosen.channels * problem.itemsize
+    assert sparse.conflicts(pixel, sparse.columns_x(problem, chosen), chosen.width, chosen.images) == 2
+
+
+@pytest.mark.parametrize(
+    ("blocks", "threads", "warps"), [(1, 160, 8), (2, 160, 6), (4, 160, 5), (3, 96, 4), (1, 128, 4)]
+)
+def test_schedulers_without_a_warp_wait(blocks: int, threads: int, warps: float) -> None:
+    assert warps_and_idle(blocks, threads) == warps
 
 
 def test_rows_have_room_for_what_is_read_beyond_them() -> None:

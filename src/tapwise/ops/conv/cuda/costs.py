@@ -15,7 +15,7 @@ from tapwise.problem import Problem
 # Of a multiprocessor (Hopper): registers, shared memory, threads.
 REGISTERS: Final = 1 << 16
 SHARED_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 2048, 16
-# Of a multiprocessor: warps of a block go to them in turn.
+# Of a multiprocessor: warps go to them in turn.
 SCHEDULERS: Final = 4
 # Warps of a warpgroup, which gives up registers; registers of a thread that multiplies and of one that gives them up,
 # by the warps that multiply.
@@ -29,6 +29,12 @@ def blocks_of(registers: int, threads: int, shared_bytes: int = 0) -> int:
         if REGISTERS // round_up(blocks * threads, 128) // 8 * 8 >= registers:
             return blocks
     return 1
+
+
+def warps_and_idle(blocks: int, threads: int) -> float:
+    """Warps of a block, of so many beside each other, with those for which schedulers without one wait while others
+    have one more."""
+    return round_up(blocks * (threads // 32), SCHEDULERS) / blocks
 
 
 def cycles_us(device: Device) -> float:

@@ -25,6 +25,7 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
+from tapwise.ops.conv.cuda.costs import SCHEDULERS
 from tapwise.ops.conv.problem import ConvProblem
 
 KERNEL: Final = "ops/conv/cuda/implicit_gemm_simt.cu"
@@ -57,8 +58,6 @@ SQUARE: Final = 32
 PLACE: Final = 16
 # Bytes of shared memory that a block has beside its own.
 BLOCK_SHARED: Final = 1 << 10
-# Schedulers of a multiprocessor.
-SCHEDULERS: Final = 4
 # Registers of a scheduler for each lane of its warps.
 REGISTERS: Final = 512
 # Fitted to times on an H200: the clock under load over the highest; cycles of a warp for each element that a thread

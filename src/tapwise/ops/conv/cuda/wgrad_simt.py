@@ -26,6 +26,7 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import DTYPES, neighbours, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import costs, wgrad_parts
+from tapwise.ops.conv.cuda.costs import SCHEDULERS
 from tapwise.ops.conv.cuda.gradients import WgradPlan
 from tapwise.ops.conv.cuda.wgrad_parts import padded, pointwise
 from tapwise.ops.conv.problem import ConvProblem
@@ -84,7 +85,6 @@ STEP_CYCLES: Final = 50.0
 WAIT_CYCLES: Final = 337
 BLOCK_CYCLES: Final = 2500
 STORED: Final = 8
-SCHEDULERS: Final = 4
 START_US: Final = 1.4
 SECOND_US: Final = 1.5
 # Microseconds of a wave of clusters, and of as many sums of a tile; by how much clusters find less room, for each part

@@ -14,7 +14,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.costs import SCHEDULERS, blocks_of, blocks_us, joint_us
+from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, warps_and_idle
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -146,9 +146,8 @@ def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     issued = ISSUE * (mean * (multiplied + CONVERSION * read * half) + outputs + turns) + TAP * mean * taps
     longest = most * (multiplied + read * (1 + half) + taps) + outputs + turns
     alone = BEGIN + LATENCY * longest + ROW * most
-    # Schedulers without a warp wait for those that have one more.
     held = min_blocks_per_sm(problem, config)
-    warps = round_up(held * (config.threads // 32), SCHEDULERS) / held
+    warps = warps_and_idle(held, config.threads)
     blocks = blocks_us(_blocks(problem, config), held, warps * issued, alone, device)
     memory = MEMORY * problem.bytes / (device.gbps * 1e3) + _sectors_us(problem, config, device)
     return joint_us(blocks, memory, POWER) + START_US

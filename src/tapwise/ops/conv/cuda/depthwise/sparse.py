@@ -218,10 +218,8 @@ def _parts(problem: ConvProblem, config: Sparse) -> tuple[int, int, int, int]:
 # row, a stage's barriers, a product; a block's begin. How sharply the larger decides; microseconds.
 PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, STAGE, OWN_PRODUCT, BLOCK = 1.01, 2.25, 1.78, 25.3, 73.0, 260.0, 2.67, 2000.0
 POWER, START_US = 1.5, 0.88
-# Of memory's time: more for pieces of 64 bytes where pixels are no whole sectors, and of what blocks read that others
-# read too.
-RAGGED, SHARED = 0.59, 0.86
-SECTOR: Final = 32
+# Of memory's time for what blocks read that others read, too.
+SHARED: Final = 0.86
 
 
 def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
@@ -255,11 +253,10 @@ def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
 def _memory_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
     """All arrays once, and of x the columns and rows that neighbouring blocks see, too."""
     _, strips, pieces, _ = _parts(problem, config)
-    (height, width), pixel = problem.spatial, problem.c * problem.itemsize
+    height, width = problem.spatial
     seen = strips * min(width, config.strip + reach(problem, 1)) * pieces * min(height, config.rows + reach(problem, 0))
     again = SHARED * max(0.0, seen / max(1, height * width) - 1) * prod(problem.x_shape) * problem.itemsize
-    ragged = RAGGED * 64 / min(config.channels * problem.itemsize, pixel) if pixel % SECTOR else 0.0
-    return ((1 + ragged) * problem.bytes + again) / (device.gbps * 1e3)
+    return (problem.bytes + again) / (device.gbps * 1e3)
 
 
 @lru_cache(4096)

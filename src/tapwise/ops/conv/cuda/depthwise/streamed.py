@@ -21,12 +21,12 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, streamed_rows, window
 from tapwise.ops.conv.cuda.costs import (
     REGISTERS,
-    SCHEDULERS,
     blocks_of,
     blocks_us,
     cycles_us,
     joint_us,
     memory_us,
+    warps_and_idle,
 )
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
@@ -250,9 +250,7 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     moved = rows * seen + outputs + stages * copies
     each, alone = ISSUE * instructions + MOVE * moved, LATENCY * instructions + FIRST_ROWS * (config.by == "tma")
     count, held, of_block = _blocks(problem, config), min_blocks_per_sm(problem, config), BLOCK
-    # Schedulers without a warp wait for those that have one more.
-    beside = max(1, min(held, ceil_div(count, device.multiprocessors)))
-    warps = round_up(beside * (config.threads // 32), SCHEDULERS) / beside
+    warps = warps_and_idle(max(1, min(held, ceil_div(count, device.multiprocessors))), config.threads)
     if config.by == "tma":
         whole = config.channels * config.lanes * problem.itemsize % LINE == 0
         of_block += rows * _columns(problem, config) * (BOX_PIXEL + (0 if whole else RAGGED_PIXEL))
