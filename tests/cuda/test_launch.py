@@ -93,7 +93,7 @@ def test_a_launch_is_dependent_if_its_kernel_waits(text: str, monkeypatch: pytes
             for launch in getattr(algorithm.plan(problem, config, H200), "launches", ()):
                 (file,) = re.findall(r'#include "(ops/[^"]*[.]cu)"', launch.source.text)
                 code = (Path(tapwise.__file__).parent / file).read_text()
-                waits = re.search(r"begin_dependent\(\)|wait_for_previous\(\)|begin_beside<", code) is not None
+                waits = re.search(r"begin_dependent\(|wait_for_previous\(\)|begin_beside<", code) is not None
                 assert launch.dependent == waits, (algorithm.id, config, file)
                 ran += 1
     assert ran

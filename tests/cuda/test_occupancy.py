@@ -138,7 +138,7 @@ def test_depthwise_phases_have_the_same_shared_memory(words: str, asked: int, mo
 @pytest.mark.parametrize(
     ("text", "algorithm", "balance"),
     [
-        ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 f16 nhwc", "cuda.depthwise", True),
+        ("n32 c512 h14 w14 k512 r3 s3 pad1 groups512 f16 nhwc", "cuda.depthwise", True),
         ("n32 c512 h12 w12 k512 r3 s3 pad1 groups512 f16", "cuda.depthwise", True),
         ("n32 c256 h7 w7 k512 r3 s3 pad2 dilation2", "cuda.implicit_gemm_simt", True),
         ("maxpool n32 c512 h14 w14 r3 s3 stride1 pad1 f16 nhwc", "cuda.separable_window", True),

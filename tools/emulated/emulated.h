@@ -251,8 +251,7 @@ inline void copy_shared_filters(unsigned to, const void *map, unsigned barrier, 
 
 // grid.cuh.
 template <typename... Numbers> inline void work_out(Numbers...) {}
-inline void begin_dependent() {}
-template <bool EARLY> inline void begin_dependent() {}
+inline void begin_dependent(bool = false) {}
 template <bool INDEPENDENT> inline void begin_beside() {}
 template <bool INDEPENDENT> inline void end_beside() {}
 inline void wait_for_previous() {}

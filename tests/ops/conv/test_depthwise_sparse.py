@@ -21,16 +21,16 @@ from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = Depthwise()
 AMPERE = replace(H200, architecture="sm_80")
-# (problem, (channels, share, tiles, units, width, images, rows, stage_rows, stages, takes)): images that are not there,
-# a last block that begins earlier, fewer channels than a block, strips, pieces of rows of which the last has fewer,
-# places that are none, dilations, filters of one row, wider than images and than what a place has left, uneven padding,
-# more of it than rows of taps, stages that begin above x and end below it.
+# (problem, (channels, share, tiles, units, width, images, parts, stage_rows, stages, takes)): images that are not
+# there, a last block that begins earlier, fewer channels than a block, strips, parts of rows that end within a line, of
+# several lines, places that are none, dilations, filters of one row, wider than images and than what a place has left,
+# uneven padding, more of it than rows of taps, stages that begin above x and end below it.
 EMULATED = [
     ("n5 c40 h13 w19 k40 r5 s5 pad2 groups40 f16 nhwc bias relu", (32, 2, 1, 3, 7, 4, 13, 2, 3)),
     ("n3 c24 h9 w14 k24 r7 s7 pad3 groups24 bf16 nhwc", (16, 1, 1, 2, 7, 4, 5, 2, 2)),
     ("n2 c8 h7 w7 k8 r3 s5 pad1x2 groups8 f16 nhwc bias", (16, 1, 1, 1, 7, 2, 3, 1, 8)),
     ("n1 c72 h20 w30 k72 r5 s5 pad2 groups72 f16 nhwc hardswish", (64, 1, 2, 4, 8, 1, 7, 2, 4)),
-    ("n2 c32 h15 w33 k32 r5 s5 pad0x2 groups32 f16 nhwc", (32, 1, 1, 3, 8, 2, 4, 2, 5)),
+    ("n2 c32 h15 w33 k32 r5 s5 pad0x2 groups32 f16 nhwc", (32, 1, 1, 3, 8, 2, 3, 2, 5)),
     ("n2 c16 h12 w21 k16 r3 s5 pad4x4 dilation3x2 groups16 bf16 nhwc silu", (16, 1, 1, 2, 6, 2, 12, 1, 3)),
     ("n4 c16 h5 w9 k16 r1 s11 pad0x5 groups16 f16 nhwc", (16, 1, 1, 2, 5, 4, 2, 2, 2)),
     ("n1 c16 h11 w3 k16 r11 s5 pad5x2 groups16 f16 nhwc", (16, 1, 1, 1, 3, 1, 11, 2, 2)),

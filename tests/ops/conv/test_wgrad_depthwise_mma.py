@@ -12,7 +12,7 @@ import emulated
 from emulated.verify import check
 from tapwise import dispatch, registry
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.wgrad_depthwise_mma import Config, DepthwiseMmaWgrad, shared_bytes
+from tapwise.ops.conv.cuda.wgrad_depthwise_mma import Config, DepthwiseMmaWgrad, begins_early, shared_bytes
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = DepthwiseMmaWgrad()
@@ -106,3 +106,23 @@ def test_few_terms_of_many_sums_are_not_left_to_the_definition(text: str) -> Non
     plain = registry.get("cuda.grid_stride", "wgrad")
     assert dispatch.choose(problem, H200).algorithm != plain.id
     assert 4.5 < plain.predict_us(problem, plain.configs(problem, H200)[0], H200) < 9
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "early"),
+    [
+        # One block a multiprocessor; two, where each has two; three would fit where each has two.
+        ("n8 c24 h24 w24 k24", Config(8, 1, 1, 5, 1, 3, 1, 24, parts=24, cluster=False), True),
+        ("n32 c512 h12 w12 k512", Config(16, 2, 1, 5, 3, 2, 4, 4, parts=8, cluster=False), True),
+        ("n32 c51 h30 w30 k51", Config(8, 1, 1, 5, 2, 4, 1, 15, parts=32, cluster=False), False),
+        # Clusters, and more than L2 holds.
+        ("n32 c512 h12 w12 k512", Config(16, 2, 1, 5, 3, 2, 4, 4, parts=4, cluster=True), False),
+        ("n256 c512 h32 w32 k512", Config(16, 2, 1, 5, 3, 2, 4, 4, parts=8, cluster=False), False),
+    ],
+)
+def test_what_comes_next_is_placed_early(size: str, config: Config, early: bool) -> None:
+    """Where no multiprocessor could have more blocks than others."""
+    problem = ConvProblem.parse(f"{size} r5 s5 pad2 groups{size.rpartition('k')[2]} f16 nhwc wgrad")
+    assert begins_early(problem, config, H200) == early
+    launches = ALGORITHM.launches(problem, config, H200)
+    assert [one.words[one.names.index("early")] for one in launches] == [early] * (1 if config.cluster else 2)

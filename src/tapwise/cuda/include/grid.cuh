@@ -22,16 +22,12 @@ DEVICE void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-DEVICE void begin_dependent() {
+// `early`: what comes next may take what others leave while this launch still waits: where a multiprocessor has room
+// for one block, so that none gets two.
+DEVICE void begin_dependent(bool early = false) {
+    if (early) let_next_begin();
     wait_for_previous();
-    let_next_begin();
-}
-// EARLY: what comes next may take what others leave while this launch still waits: where a multiprocessor has room for
-// one block, so that none gets two.
-template <bool EARLY> DEVICE void begin_dependent() {
-    if (EARLY) let_next_begin();
-    wait_for_previous();
-    if (!EARLY) let_next_begin();
+    if (!early) let_next_begin();
 }
 // A launch that needs nothing of the one before it, which began behind all that both need: it begins at once, and ends
 // behind that one, so that what waits for the last of such launches waits for all.

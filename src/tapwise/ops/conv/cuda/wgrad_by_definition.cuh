@@ -45,9 +45,9 @@ DEVICE void store_sum(const Arguments &a, bool mine, int at, float sum) {
 }
 
 // dw from the parts, in a fixed order: of WARPS, SLICES share 32 elements, each adds every SLICES-th of their parts,
-// and the first one adds those sums. EARLY: grid.cuh.
-template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, bool EARLY, class Arguments>
-DEVICE void add_parts_of_sums(const Arguments &a) {
+// and the first one adds those sums. `early`: grid.cuh.
+template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, class Arguments>
+DEVICE void add_parts_of_sums(const Arguments &a, bool early) {
     // Parts that are loaded at once, the last few too: a loop over what is left would wait for each.
     constexpr int ONCE = 8;
     __shared__ float sums[WARPS][32];
@@ -56,7 +56,7 @@ DEVICE void add_parts_of_sums(const Arguments &a) {
     const int i = (blockIdx.x * (WARPS / SLICES) + warp / SLICES) * 32 + lane;
     const float *const from = static_cast<const float *>(a.parts) + i;
     work_out(count, each, (int)(long long)from);
-    begin_dependent<EARLY>();
+    begin_dependent(early);
     float sum = 0.0f;
     if (i < each)
 #pragma unroll 1

@@ -27,7 +27,7 @@ template <class Traits> DEVICE void wgrad_depthwise(const DepthwiseWgrad &a) {
               group = min(P::LAST ? tid / P::LANES : tid % P::GROUPS, P::GROUPS - 1);
     Runs<P> runs(a, part, r0, s0);
     WgradLoads<P, P::BY> loads(a, runs, shared_address(memory), k0);
-    begin_dependent();
+    begin_dependent(a.early);
     loads.begin();
     int lane_x = lane * V;
     if (!P::SAME) lane_x = min((k0 + lane) / (int)a.multiplier - k0 / (int)a.multiplier, P::C_X - 1);
@@ -124,8 +124,8 @@ template <class Traits> DEVICE void wgrad_depthwise(const DepthwiseWgrad &a) {
 struct WgradParts {
     const void *parts;
     void *y;
-    // Filters, taps of each, parts of their sums.
-    long long k, taps, count;
+    // Filters, taps of each, parts of their sums; whether what comes next is placed early.
+    long long k, taps, count, early;
 };
 
 // dw from parts (part, tap, k), in a fixed order: a warp adds every WARPS-th of them for a lane's element, and a warp
@@ -136,7 +136,7 @@ template <typename T, int WARPS> DEVICE void add_wgrad_parts(const WgradParts &p
     const int k = p.k, taps = p.taps, count = p.count, each = k * taps;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
     work_out(each, count);
-    begin_dependent();
+    begin_dependent(p.early);
     A sum = 0;
     if (i < each)
 #pragma unroll 8

@@ -26,6 +26,8 @@ struct DepthwiseWgrad {
     long long multiplier, parts, pieces_h, pieces_w, channel_blocks;
     // Rows of a class, of all classes, strips and images.
     long long class_rows, all_rows;
+    // Whether what comes next is placed early: grid.cuh.
+    long long early;
 };
 
 // Of ROWS: with what lies in front and behind in pieces of 16 bytes.

@@ -32,6 +32,8 @@ struct DepthwiseWgradMma {
     long long images, runs, bands, strips, chunks;
     // Rows of x of an image; pieces of 16 bytes of an image in a plane of x, of planes of x and of dy.
     long long rows_x, image_x, plane_x, plane_dy;
+    // Whether what comes next is placed early: grid.cuh.
+    long long early;
 };
 
 // T; LAST: channels last; V channels that are loaded at once; CHANNELS of a block, EACH of a warp, SHARE warps of a
@@ -235,7 +237,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     int chunk = (int)(a.chunks * part / a.split);
     ChunkPlace place_of(a, chunk);
     work_out(end, chunk, place_of.behind, place_of.band, place_of.strip);
-    begin_dependent();
+    begin_dependent(a.early);
 #pragma unroll 1
     for (; chunk < end; place_of = ChunkPlace(a, ++chunk)) {
         const int n0 = place_of.behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
@@ -345,5 +347,5 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
 }
 
 template <typename T, bool LAST, int WARPS> DEVICE void add_depthwise_parts(const DepthwiseWgradMma &a) {
-    add_parts_of_sums<T, LAST, 1, WARPS, WARPS, false>(a);
+    add_parts_of_sums<T, LAST, 1, WARPS, WARPS>(a, a.early);
 }

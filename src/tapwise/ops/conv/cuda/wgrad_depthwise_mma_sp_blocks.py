@@ -29,8 +29,9 @@ LEAST_WIDTH, MOST_UNITS, MOST_PRODUCTS, MOST_STAGE = 3, 16, 250, 72 << 10
 MOST_TWICE: Final = 0.7
 # Of the places of a product, at least so many are there, where there are so many images.
 LEAST_PLACES: Final = 0.7
-# Registers of a thread: what it has beside sums and operands, more for several rows of a stage, all at most.
-OTHER_REGISTERS, MORE_ROWS, MOST_REGISTERS = 24, 6, 248
+# Registers of a thread: what it has beside sums and operands, more for several rows of a stage, and where pixels may
+# begin 8 bytes further and some places are none, all at most.
+OTHER_REGISTERS, MORE_ROWS, NO_PLACES, MOST_REGISTERS = 24, 6, 10, 248
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Config(StagesConfig):
     def registers(self, problem: ConvProblem) -> int:
         """Sums, rows of dy, operands of two rows of x and of one of dy, what else it has."""
         of_rows = self.tiles * (self.taps_h + 2) + live_rows(problem, self) + 1
-        return self.each * (2 * of_rows + 2) + OTHER_REGISTERS + MORE_ROWS * (self.rows > 1)
+        more = NO_PLACES * (in_halves(problem) and self.units * self.images % PLACES > 0)
+        return self.each * (2 * of_rows + 2) + OTHER_REGISTERS + MORE_ROWS * (self.rows > 1) + more
 
 
 def pitch(columns: int) -> int:

@@ -221,7 +221,7 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     work_out(more, runs.n, runs.row, runs.q0, runs.top, runs.left, runs.count, runs.ahead, runs.rows, runs.at,
              runs.end);
     // What comes next is placed early: it waits for all of this launch.
-    begin_dependent<P::EARLY>();
+    begin_dependent(P::EARLY);
     if (tid >= P::CONSUMERS) {
         if constexpr (P::TAKES > 0) release_registers<P::LEAVES>();
         if constexpr (P::COPIERS > 1)
@@ -281,5 +281,5 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
 }
 
 template <typename T, int GROUP, int WARPS, int SLICES, bool EARLY> DEVICE void add_staged_parts(const StagedWgrad &a) {
-    add_parts_of_sums<T, true, GROUP, WARPS, SLICES, EARLY>(a);
+    add_parts_of_sums<T, true, GROUP, WARPS, SLICES>(a, EARLY);
 }

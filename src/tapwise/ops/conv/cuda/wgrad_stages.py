@@ -47,8 +47,6 @@ SUM_WARPS, MOST_ADDERS = 8, 1 << 18
 RUN_ROWS: Final = 2
 # How sharply the larger of blocks and memory decides (of 2 to 6 what is right for most of 23 layers).
 MEMORY_POWER: Final = 4.0
-# What L2 holds.
-EARLY_BYTES: Final = 60 << 20
 # Bytes of a sector of L2, of a line of memory.
 SECTOR, LINE = 32, 128
 
@@ -79,9 +77,9 @@ class Cost:
     power: float
 
 
-# Where warps copy (fitted to 640 configs on 14 layers of cuda.narrow_groups): cycles of a request of a warp, of one and
-# of a stage for a warp alone, and from a stage's copies to their arrival.
-REQUEST, OWN_REQUEST, COPIED_STAGE, ARRIVAL = 17.0, 60.0, 600.0, 3000.0
+# Where warps copy (fitted to 300 configs of cuda.narrow_groups on 52 layers): cycles of a line that a request meets, of
+# a request for a warp alone, and from a stage's copies to their arrival.
+REQUEST_LINE, OWN_REQUEST, ARRIVAL = 1.9, 50.0, 3050.0
 
 
 class StagedWgrad(CudaAlgorithm[C]):
@@ -140,10 +138,11 @@ class StagedWgrad(CudaAlgorithm[C]):
         loaded = max(rows.bytes * sectors / cost.l2_bytes, of_boxes)
         own = cost.stage * rows.stages + cost.own_load * loads + cost.own_product * products
         if config.copiers > 1:
-            requests = rows.box_pixels * size / (aligned(problem) * LANES)
-            loaded = REQUEST * requests
-            copied = OWN_REQUEST * requests / config.copiers + COPIED_STAGE * rows.stages
-            own = max(own, copied, ARRIVAL * rows.stages / (config.stages - 1))
+            boxes = config.columns(problem), config.box_rows(problem)
+            pixels = rows.stages * config.images * sum(map(prod, zip(*boxes, strict=True)))
+            loaded = max(loaded, REQUEST_LINE * pixels * (1 + lines * size / LINE))
+            requests = pixels * size / (aligned(problem) * LANES)
+            own = max(own, OWN_REQUEST * requests / config.copiers, ARRIVAL * rows.stages / (config.stages - 1))
 
         alone = cost.end + cost.code * self.unrolled(problem, config)
 
@@ -174,7 +173,8 @@ class StagedWgrad(CudaAlgorithm[C]):
         }  # fmt: skip
         words |= dict(zip(("TAKES", "LEAVES"), config.registers_by_role, strict=True))
         held = min_blocks_per_sm(problem, config)
-        declarations = traits(tensor_core_type(problem.dtype), words | {"EARLY": begins_early(problem, config)})
+        words["EARLY"] = wgrad_parts.begins_early(problem, held)
+        declarations = traits(tensor_core_type(problem.dtype), words)
         return stub(
             f"ops/conv/cuda/{self.kernel}.cu", self.kernel, "Traits", "StagedWgrad", config.threads, held,
             cluster=config.blocks_of_cluster, declarations=declarations,
@@ -207,16 +207,9 @@ class StagedWgrad(CudaAlgorithm[C]):
         return WgradPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
 
 
-def begins_early(problem: ConvProblem, config: StagesConfig) -> bool:
-    """Whether what comes next may be placed while a launch still waits for what was before: 3x3 of 512 channels on
-    14x14 5.5 us instead of 6.4. Not where a multiprocessor has several blocks, as some would get more than others, nor
-    where L2 does not hold what is read (5x5 of stride 2 on 120x120 40.7 instead of 34.7)."""
-    return min_blocks_per_sm(problem, config) == 1 and problem.bytes <= EARLY_BYTES
-
-
 def sum_source(problem: ConvProblem, config: StagesConfig) -> Source:
     slices = slices_of(problem, config)
-    early = begins_early(problem, config)
+    early = wgrad_parts.begins_early(problem, min_blocks_per_sm(problem, config))
     words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS, slices, early)
     return stub("ops/conv/cuda/wgrad_stages.cuh", "add_staged_parts", words, "StagedWgrad", SUM_WARPS * LANES)
 

@@ -23,8 +23,9 @@ struct SparseRows {
     const void *bias, *residual;
     long long n, c, height, width, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
-    // Rows of outputs of a block; blocks of channels, strips of columns, pieces of an image's rows.
-    long long rows, channel_blocks, strips, pieces;
+    // Sets of images, which with strips of columns are lines, one behind the other, whose rows parts share; rows that a
+    // line counts more then, as its begin takes time; rows of a part, counted so, and parts with one more.
+    long long sets, run_rows, part_rows, more_parts;
     // The filters were written before all that is still to run.
     long long weights_ready;
 };
@@ -62,22 +63,37 @@ template <class Traits> struct SparseRowsTile : Traits {
     static_assert(LIVE % B::ROWS == 0);
 };
 
-// Where a block's outputs begin, how many rows there are; the first row and column of x; of its rows that outputs see,
-// counted from there, a stage's first, of which some are in x, and the last one that is.
-template <class P> struct SparsePart {
-    int channel0, n, p0, q0, count, top, left, first, last;
-    DEVICE explicit SparsePart(const SparseRows &a) {
-        unsigned block = blockIdx.x;
-        const int own = block % (unsigned)a.channel_blocks * P::CHANNELS;
+// A block's rows of outputs, in runs: `count` of a line from p0 on; the first row and column of x; of its rows that the
+// run's outputs see, counted from there, a stage's first, of which some are in x, and the last one that is.
+template <class P> struct SparseRuns {
+    const SparseRows &a;
+    int channel0;
+    unsigned line, row, left_over;
+    int n, p0, q0, count, top, left, first, last;
+    DEVICE explicit SparseRuns(const SparseRows &a) : a(a) {
+        const int own = (int)blockIdx.x * P::CHANNELS;
         // A last block of fewer channels has some of the one before, too: boxes that lie partly beside x take longer.
         channel0 = P::CHANNELS < (int)a.c ? min(own, (int)a.c - P::CHANNELS) : own;
-        block /= (unsigned)a.channel_blocks;
-        q0 = block % (unsigned)a.strips * P::STRIP, block /= (unsigned)a.strips;
-        const unsigned set = block / (unsigned)a.pieces;
-        n = set * P::IMAGES, p0 = (block - set * (unsigned)a.pieces) * (int)a.rows;
-        count = min((int)a.rows, (int)a.p - p0);
+        unsigned end_line, end;
+        begin_of(blockIdx.y, line, row), begin_of(blockIdx.y + 1, end_line, end);
+        left_over = (end_line - line) * (unsigned)a.p + end - row;
+    }
+    DEVICE void begin_of(unsigned part, unsigned &line, unsigned &row) const {
+        const unsigned counted = part * (unsigned)a.part_rows + min(part, (unsigned)a.more_parts),
+                       each = (unsigned)a.p + (unsigned)a.run_rows;
+        line = counted / each, row = (unsigned)max(0, (int)(counted - line * each) - (int)a.run_rows);
+    }
+    // Of `most` rows.
+    DEVICE bool next(unsigned most = ~0u) {
+        if (left_over == 0) return false;
+        const unsigned strip = line / (unsigned)a.sets;
+        p0 = row, n = (line - strip * (unsigned)a.sets) * P::IMAGES, q0 = strip * P::STRIP;
+        count = min(min((unsigned)a.p - row, left_over), most);
+        left_over -= count, row += count;
+        if (row == (unsigned)a.p) row = 0, ++line;
         top = p0 - (int)a.pad_h, left = q0 - (int)a.pad_w;
         first = max(0, -top) / P::ROWS * P::ROWS, last = min(count + P::REACH, (int)a.height - top) - 1;
+        return true;
     }
 };
 
@@ -97,42 +113,44 @@ template <class P> struct SparseBarriers {
 };
 
 // A thread brings the taps of a block's channels.
-template <class P> DEVICE void bring_taps(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+template <class P> DEVICE void bring_taps(const SparseRows &a, int channel0, unsigned memory) {
     const SparseBarriers<P> barriers(memory);
-    const unsigned bytes = min(P::CHANNELS, (int)a.c - part.channel0) * (P::TAPS * 2);
+    const unsigned bytes = min(P::CHANNELS, (int)a.c - channel0) * (P::TAPS * 2);
     barrier_expect(barriers.taps, bytes);
-    copy_bytes(memory + P::TAPS_AT, static_cast<const typename P::T *>(a.w) + (long long)part.channel0 * P::TAPS, bytes,
+    copy_bytes(memory + P::TAPS_AT, static_cast<const typename P::T *>(a.w) + (long long)channel0 * P::TAPS, bytes,
                barriers.taps);
 }
 // A thread brings stages of x, zeros where rows are not in it; another one takes rows of y away.
-template <class P> DEVICE void bring_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+template <class P> DEVICE void bring_rows(SparseRuns<P> runs, bool more, unsigned memory) {
     const SparseBarriers<P> barriers(memory);
     unsigned stage = 0, phase = 1;
-    for (int i = part.first; i <= part.last; i += P::ROWS) {
-        barrier_wait(barriers.empty + stage * 8, phase);
-        barrier_expect(barriers.full + stage * 8, P::ROWS * P::BYTES_X);
+    for (; more; more = runs.next())
+        for (int i = runs.first; i <= runs.last; i += P::ROWS) {
+            barrier_wait(barriers.empty + stage * 8, phase);
+            barrier_expect(barriers.full + stage * 8, P::ROWS * P::BYTES_X);
 #pragma unroll
-        for (int row = 0; row < P::ROWS; ++row)
-            copy_box(memory + (stage * P::ROWS + row) * P::ROW_X, a.map_x, barriers.full + stage * 8, part.channel0,
-                     part.left, part.top + i + row, part.n);
-        if (++stage == P::STAGES) stage = 0, phase ^= 1;
-    }
+            for (int row = 0; row < P::ROWS; ++row)
+                copy_box(memory + (stage * P::ROWS + row) * P::ROW_X, runs.a.map_x, barriers.full + stage * 8,
+                         runs.channel0, runs.left, runs.top + i + row, runs.n);
+            if (++stage == P::STAGES) stage = 0, phase ^= 1;
+        }
 }
-template <class P> DEVICE void take_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+template <class P> DEVICE void take_rows(SparseRuns<P> runs, bool more, unsigned memory) {
     const SparseBarriers<P> barriers(memory);
-    unsigned out = 0, before = P::OUTS - 1, phase = 0;
-    for (int o = 0; o < part.count; o += P::ROWS) {
-        barrier_wait(barriers.made + out * 8, phase);
-        for (int row = 0; row < P::ROWS && o + row < part.count; ++row)
-            store_box(a.map_y, memory + P::OUT_AT + (out * P::ROWS + row) * P::ROW_Y, part.channel0, part.q0,
-                      part.p0 + o + row, part.n);
-        commit_stores();
-        // The rows before have left shared memory.
-        wait_for_stores<1>();
-        if (o > 0) barrier_arrive(barriers.taken + before * 8);
-        before = out;
-        if (++out == P::OUTS) out = 0, phase ^= 1;
-    }
+    unsigned out = 0, before = P::OUTS, phase = 0;
+    for (; more; more = runs.next())
+        for (int o = 0; o < runs.count; o += P::ROWS) {
+            barrier_wait(barriers.made + out * 8, phase);
+            for (int row = 0; row < P::ROWS && o + row < runs.count; ++row)
+                store_box(runs.a.map_y, memory + P::OUT_AT + (out * P::ROWS + row) * P::ROW_Y, runs.channel0, runs.q0,
+                          runs.p0 + o + row, runs.n);
+            commit_stores();
+            // The rows before have left shared memory.
+            wait_for_stores<1>();
+            if (before < P::OUTS) barrier_arrive(barriers.taken + before * 8);
+            before = out;
+            if (++out == P::OUTS) out = 0, phase ^= 1;
+        }
     wait_for_all_stores();
     barrier_arrive(barriers.written);
 }
@@ -149,9 +167,9 @@ template <class P> struct SparseRowsWarp {
     // Of a lane's two places words of y, and whether they are there.
     unsigned to[P::TILES][2];
     bool real[P::TILES][2];
-    float sums[P::LIVE][P::TILES][P::PAIRS][4] = {};
+    float sums[P::LIVE][P::TILES][P::PAIRS][4];
     // Of the row of x that is multiplied next.
-    unsigned columns[P::TILES][P::PAIRS][4] = {};
+    unsigned columns[P::TILES][P::PAIRS][4];
     float bias[P::EACH] = {};
     // Selectors of a word's bytes, of zeros, that the compiler does not know: else it puts operands together anew for
     // each product.
@@ -209,6 +227,17 @@ template <class P> struct SparseRowsWarp {
             }
         }
     }
+    // Another run: nothing is under way.
+    DEVICE void begin() {
+#pragma unroll
+        for (int l = 0; l < P::LIVE; ++l)
+#pragma unroll
+            for (int tile = 0; tile < P::TILES; ++tile)
+#pragma unroll
+                for (int pair = 0; pair < P::PAIRS; ++pair)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sums[l][tile][pair][e] = 0.0f, columns[tile][pair][e] = 0;
+    }
     DEVICE float with_bias(float sum, int c) const {
         if constexpr (P::BIAS) return sum + bias[c];
         else return sum;
@@ -248,15 +277,16 @@ template <class P> struct SparseRowsWarp {
                 for (int e = 0; e < 4; ++e) sums[KEPT][tile][pair][e] = 0.0f;
     }
     // A lane's outputs again, by the definition: where products with the zeros beside the taps may have made NaN.
-    DEVICE void again(const SparseRows &a, const SparsePart<P> &part) const {
-        for (int tile = 0; tile < P::TILES; ++tile)
-            for (int e = 0; e < 2; ++e) {
-                const int place = tile_place(tile, lane % 4 * 2 + e), output = lane / 4, n = part.n + image_of(place),
-                          q = part.q0 + unit_of(place) * P::WIDTH + output;
-                if (place >= P::PLACES || output >= P::WIDTH || n >= (int)a.n || q >= (int)a.q) continue;
-                for (int o = 0; o < part.count; ++o)
-                    for (int c = part.channel0 + channel; c < min((int)a.c, part.channel0 + channel + P::EACH); ++c)
-                        by_definition<P>(a, n, c, part.p0 + o, q);
+    DEVICE void again(const SparseRows &a) const {
+#pragma unroll 1
+        for (SparseRuns<P> row(a); row.next(1);)
+#pragma unroll 1
+            for (int i = 0; i < 2 * P::TILES * P::EACH; ++i) {
+                const int place = tile_place(i / P::EACH / 2, lane % 4 * 2 + i / P::EACH % 2), output = lane / 4,
+                          n = row.n + image_of(place), q = row.q0 + unit_of(place) * P::WIDTH + output,
+                          c = row.channel0 + channel + i % P::EACH;
+                if (place < P::PLACES && output < P::WIDTH && n < (int)a.n && q < (int)a.q && c < (int)a.c)
+                    by_definition<P>(a, n, c, row.p0, q);
             }
     }
 };
@@ -265,14 +295,14 @@ template <class P> struct SparseRowsWarp {
 // since then is kept. Behind the last one zeros are multiplied; what is kept before an output is whole does not count.
 // A stage's first row waits for it, its last one gives it back.
 template <class P, int U> struct SparseTurn {
-    DEVICE static void run(SparseRowsWarp<P> &own, const SparsePart<P> &part, unsigned memory, int begin,
-                           unsigned &stage, unsigned &phase, unsigned &out, unsigned &out_phase) {
+    DEVICE static void turn(SparseRowsWarp<P> &own, const SparseRuns<P> &run, unsigned memory, int begin,
+                            unsigned &stage, unsigned &phase, unsigned &out, unsigned &out_phase) {
         constexpr int ROW = U % P::ROWS;
         constexpr bool LAST = ROW == P::ROWS - 1;
         const SparseBarriers<P> barriers(memory);
         const int i = begin + U - ROW;
-        if (ROW == 0 && i >= part.count + P::LIVE) return;
-        const bool there = i >= part.first && i <= part.last, made = i >= P::LIVE;
+        if (ROW == 0 && i >= run.count + P::LIVE) return;
+        const bool there = i >= run.first && i <= run.last, made = i >= P::LIVE;
         if (ROW == 0 && there) barrier_wait(barriers.full + stage * 8, phase);
         typename SparseRowsWarp<P>::Words next[P::TILES][4];
         const unsigned from = memory + (stage * P::ROWS + ROW) * P::ROW_X,
@@ -282,7 +312,8 @@ template <class P, int U> struct SparseTurn {
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 next[tile][k] = load_shared<2 * P::EACH>(from + own.from[tile][k % 2] + k / 2 * 8 * P::PIXEL);
-        if (ROW == 0 && made) barrier_wait(barriers.taken + out * 8, out_phase);
+        // What does not count is kept, too: of the run before, rows may still lie there.
+        if (ROW == 0) barrier_wait(barriers.taken + out * 8, out_phase);
         own.template multiply<P::slot(U - 1), P::slot(U - 2 - P::REACH)>(to);
         const unsigned selector = there ? own.as_they_are : own.zeros;
 #pragma unroll
@@ -303,7 +334,7 @@ template <class P, int U> struct SparseTurn {
             if (++out == P::OUTS) out = 0, out_phase ^= 1;
         }
         if constexpr (U + 1 < P::LIVE)
-            SparseTurn<P, U + 1>::run(own, part, memory, begin, stage, phase, out, out_phase);
+            SparseTurn<P, U + 1>::turn(own, run, memory, begin, stage, phase, out, out_phase);
     }
 };
 
@@ -313,10 +344,9 @@ template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const unsigned base = shared_address(memory);
     const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid / 32, 0);
-    const SparsePart<P> part(a);
     if (tid == P::CONSUMERS) {
         SparseBarriers<P>(base).init();
-        if (a.weights_ready) bring_taps<P>(a, part, base);
+        if (a.weights_ready) bring_taps<P>(a, SparseRuns<P>(a).channel0, base);
         prefetch_map(a.map_x), prefetch_map(a.map_y);
     }
     // Zeros behind rows of x.
@@ -329,33 +359,42 @@ template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
     let_next_begin();
     if (tid >= P::CONSUMERS) {
         if constexpr (P::TAKES > 0) release_registers<P::LEAVES>();
+        SparseRuns<P> runs(a);
+        const bool more = runs.next();
+        work_out(more, runs.n, runs.p0, runs.q0, runs.count, runs.top, runs.left, runs.first, runs.last, runs.line,
+                 runs.row, runs.left_over);
         wait_for_previous();
         if (tid == P::CONSUMERS) {
-            if (!a.weights_ready) bring_taps<P>(a, part, base);
-            bring_rows<P>(a, part, base);
+            if (!a.weights_ready) bring_taps<P>(a, runs.channel0, base);
+            bring_rows<P>(runs, more, base);
         }
-        if (tid == P::CONSUMERS + 32) take_rows<P>(a, part, base);
+        if (tid == P::CONSUMERS + 32) take_rows<P>(runs, more, base);
         return;
     }
     if constexpr (P::TAKES > 0) take_registers<P::TAKES>();
+    SparseRuns<P> runs(a);
+    bool more = runs.next();
+    work_out(more, runs.count, runs.first, runs.last, runs.line, runs.row, runs.left_over);
     barrier_wait(SparseBarriers<P>(base).taps, 0);
     SparseRowsWarp<P> own(warp, reinterpret_cast<const unsigned short *>(memory + P::TAPS_AT),
-                          (int)a.c - part.channel0);
+                          (int)a.c - runs.channel0);
     // A bias, and what is computed again, the launch before may have made.
     wait_for_previous();
     if constexpr (P::BIAS)
 #pragma unroll
         for (int c = 0; c < P::EACH; ++c)
-            if (part.channel0 + own.channel + c < (int)a.c)
-                own.bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[part.channel0 + own.channel + c]);
+            if (runs.channel0 + own.channel + c < (int)a.c)
+                own.bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[runs.channel0 + own.channel + c]);
     own.as_they_are = 0x3210 + (unsigned)(a.n >> 40), own.zeros = 0x4444 + (unsigned)(a.n >> 40);
     unsigned stage = 0, phase = 0, out = 0, out_phase = 1;
     // An output is whole with its last row, be that in x or not.
+    for (; more; more = runs.next()) {
+        own.begin();
 #pragma unroll 1
-    for (int begin = min(part.first, P::REACH / P::ROWS * P::ROWS); begin < part.count + P::LIVE; begin += P::LIVE)
-        SparseTurn<P, 0>::run(own, part, base, begin, stage, phase, out, out_phase);
-    if (!__all_sync(~0u, own.check == 0)) {
-        barrier_wait(SparseBarriers<P>(base).written, 0);
-        if (own.check != 0) own.again(a, part);
+        for (int begin = min(runs.first, P::REACH / P::ROWS * P::ROWS); begin < runs.count + P::LIVE; begin += P::LIVE)
+            SparseTurn<P, 0>::turn(own, runs, base, begin, stage, phase, out, out_phase);
     }
+    if (__all_sync(~0u, own.check == 0)) return;
+    barrier_wait(SparseBarriers<P>(base).written, 0);
+    if (own.check != 0) own.again(a);
 }

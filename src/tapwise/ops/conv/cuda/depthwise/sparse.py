@@ -27,7 +27,6 @@ from tapwise.ops.conv.cuda import boxes, window
 from tapwise.ops.conv.cuda.costs import (
     REGISTERS,
     SHARED_BYTES,
-    TAKEN,
     WARPGROUP,
     blocks_of,
     cycles_us,
@@ -49,17 +48,20 @@ LEAST_TAPS, MOST_TAPS, MOST_UNITS, MOST_PRODUCTS = 5, 11, 8, 420
 STAGE_ROWS: Final = (1, 2, 4)
 # Outputs of a place at least; of the places of a block, so many are there.
 LEAST_WIDTH, LEAST_PLACES = 4, 0.7
-# Registers of a thread beside taps, sums and columns; all at most. Warps that help.
+# Registers of a thread beside taps, sums and columns; all at most. Warps that help; registers of a thread that
+# multiplies and of one of a warpgroup that gives them up, by the warps that multiply.
 OTHER_REGISTERS, MOST_REGISTERS, HELPERS = 34, 248, 2
-# Of a block's rows, pieces of an image.
-PIECES: Final = (1, 2, 3, 4, 6, 8)
+TAKEN: Final = {8: (232, 40), 12: (152, 56)}
+# Pieces of an image's rows, a block each; or so many blocks that all places are taken once, or twice; at most.
+PIECES, TURNS, MOST_PARTS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2), (1 << 16) - 1
 
 
 @dataclass(frozen=True)
 class Sparse(BaseConfig):
-    """A block has `channels` of `images`, a strip of `units` of `width` columns and `rows` rows of outputs; `share`
-    warps the same channels, with `tiles` of 8 places each. `stages` of `stage_rows` rows of x are on their way. Where
-    warps that multiply take registers of the others (`takes`), those are a warpgroup."""
+    """A block has `channels`, of sets of `images` strips of `units` of `width` columns; `parts` blocks share the rows
+    of outputs of them all, one behind the other. `share` warps have the same channels, with `tiles` of 8 places each.
+    `stages` of `stage_rows` rows of x are on their way. Where warps that multiply take registers of the others
+    (`takes`), those are a warpgroup."""
 
     channels: int
     share: int
@@ -67,7 +69,7 @@ class Sparse(BaseConfig):
     units: int
     width: int
     images: int
-    rows: int
+    parts: int
     stage_rows: int
     stages: int
     takes: bool = False
@@ -166,7 +168,6 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Sparse]:
         return
     needed = ceil_div(problem.output[1], most_width(problem))
     units = sorted({ceil_div(needed, strips) for strips in range(1, needed + 1)})
-    heights = sorted({ceil_div(problem.output[0], pieces) for pieces in PIECES}, reverse=True)
     for channels, tiles, images in product(CHANNELS, TILES, IMAGES):
         if (channels > CHANNELS[-1] and channels >= 2 * problem.c) or images >= 2 * problem.n:
             continue
@@ -177,10 +178,10 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Sparse]:
                 continue
             width = ceil_div(problem.output[1], count * ceil_div(needed, count))
             for stage_rows in STAGE_ROWS:
-                plain = Sparse(channels, share, tiles, count, width, images, heights[0], stage_rows, 2)
+                plain = Sparse(channels, share, tiles, count, width, images, 1, stage_rows, 2)
                 if live_rows(problem) % stage_rows == 0:
                     for one in _fitting(problem, plain, device):
-                        yield from (replace(one, rows=rows) for rows in heights if rows >= stage_rows)
+                        yield from (replace(one, parts=parts) for parts in _parts(problem, one, device))
 
 
 def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Sparse]:
@@ -204,13 +205,34 @@ def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Spars
     return found
 
 
-def _parts(problem: ConvProblem, config: Sparse) -> tuple[int, int, int, int]:
-    """Blocks of channels, strips of columns, pieces of rows, sets of images."""
-    (p, q) = problem.output
-    return (
-        ceil_div(problem.c, config.channels), ceil_div(q, config.strip), ceil_div(p, config.rows),
-        ceil_div(problem.n, config.images),
-    )  # fmt: skip
+def blocks_and_lines(problem: ConvProblem, config: Sparse) -> tuple[int, int]:
+    """Blocks of channels; strips of columns of all sets of images."""
+    strips, sets = ceil_div(problem.output[1], config.strip), ceil_div(problem.n, config.images)
+    return ceil_div(problem.c, config.channels), strips * sets
+
+
+def _parts(problem: ConvProblem, config: Sparse, device: Device) -> list[int]:
+    blocks, lines = blocks_and_lines(problem, config)
+    places = device.multiprocessors * min_blocks_per_sm(problem, config)
+    whole = {lines * pieces for pieces in PIECES if problem.output[0] % pieces == 0}
+    found = whole | {turns * places // blocks for turns in TURNS}
+    most = min(lines * problem.output[0] // config.stage_rows, MOST_PARTS)
+    return sorted(parts for parts in found if 1 <= parts <= most)
+
+
+def in_pieces(problem: ConvProblem, config: Sparse) -> bool:
+    """Whether each block has a piece of a line, all of the same rows, or whole ones."""
+    _, lines = blocks_and_lines(problem, config)
+    pieces, rest = divmod(config.parts, lines)
+    return lines % config.parts == 0 or (rest == 0 and problem.output[0] % pieces == 0)
+
+
+def runs_of(problem: ConvProblem, config: Sparse) -> tuple[float, float]:
+    """Of a block, in the mean, runs of rows of a line, and rows of each."""
+    (p, _), (_, lines) = problem.output, blocks_and_lines(problem, config)
+    rows = lines * p / config.parts
+    runs = max(1.0, rows / p) if in_pieces(problem, config) else (rows + p - 1) / p
+    return runs, rows / runs
 
 
 # Of the cost model, fitted to 544 times on 16 layers, 32 images (H200), then to 139 on 23 more. Cycles of a
@@ -225,23 +247,24 @@ SHARED: Final = 0.86
 def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
     """Blocks' rows: what warps multiply and move, what TMA brings and takes, a warp's chain; memory."""
     (r, _), (height, _), each = problem.kernel, problem.spatial, config.stage_rows
-    _, strips, pieces, _ = _parts(problem, config)
-    above = problem.padding[0][0]
-    rows = min(height, config.rows + reach(problem, 0))
+    (blocks, lines), strips = blocks_and_lines(problem, config), ceil_div(problem.output[1], config.strip)
+    runs, of_run = runs_of(problem, config)
+    above, pieces = problem.padding[0][0], runs * config.parts / lines
+    rows = min(height, of_run + reach(problem, 0))
     # With rows of stages that are not in x; rows that are multiplied, without those above x.
-    brought = round_up(rows + above % each, each)
-    turns = round_up(config.rows, each) + live_rows(problem) - min(above, reach(problem, 0)) // each * each / pieces
+    brought = runs * (rows + (each - 1) / 2)
+    skipped = min(above, reach(problem, 0)) // each * each / pieces
+    turns = runs * (of_run + (each - 1) / 2 + live_rows(problem) - skipped)
     size = config.channels * problem.itemsize
     warps, of_row = config.consumers // LANES, r * config.tiles * PAIRS
     loads = 4 * conflicts(size, columns_x(problem, config), config.width, config.images)
-    moved = config.tiles * (loads * turns + 2 * config.rows)
+    moved = config.tiles * (loads * turns + 2 * runs * of_run)
     issued = warps * (PRODUCT * turns * of_row + MOVE * moved)
-    pixels = config.images * (brought * columns_x(problem, config) + config.rows * config.strip)
-    there = problem.spatial[1] / strips * rows + problem.output[1] / strips * config.rows
+    pixels = config.images * (brought * columns_x(problem, config) + runs * of_run * config.strip)
+    there = problem.spatial[1] / strips * rows * runs + problem.output[1] / strips * runs * of_run
     loaded = max(PIXEL * pixels, min(config.images, problem.n) * there * size / L2_BYTES)
     own = turns * (ROW + STAGE / each + OWN_PRODUCT * of_row)
-    blocks, held = prod(_parts(problem, config)), min_blocks_per_sm(problem, config)
-    share = ceil_div(blocks, device.multiprocessors)
+    held, share = min_blocks_per_sm(problem, config), ceil_div(blocks * config.parts, device.multiprocessors)
 
     def wave(count: int) -> float:
         return joint_us(joint_us(count * issued, count * loaded, POWER), own, POWER) + BLOCK if count else 0.0
@@ -252,9 +275,10 @@ def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
 
 def _memory_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
     """All arrays once, and of x the columns and rows that neighbouring blocks see, too."""
-    _, strips, pieces, _ = _parts(problem, config)
-    height, width = problem.spatial
-    seen = strips * min(width, config.strip + reach(problem, 1)) * pieces * min(height, config.rows + reach(problem, 0))
+    (_, lines), strips = blocks_and_lines(problem, config), ceil_div(problem.output[1], config.strip)
+    (height, width), (runs, of_run) = problem.spatial, runs_of(problem, config)
+    across, down = min(width, config.strip + reach(problem, 1)), min(height, of_run + reach(problem, 0))
+    seen = strips * across * runs * config.parts / lines * down
     again = SHARED * max(0.0, seen / max(1, height * width) - 1) * prod(problem.x_shape) * problem.itemsize
     return (problem.bytes + again) / (device.gbps * 1e3)
 
@@ -289,10 +313,13 @@ def source(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = 
 
 
 def launch(problem: ConvProblem, config: Sparse, device: Device, filters: FpropFilters | None = None) -> Launch:
-    made, (blocks, strips, pieces, sets) = source(problem, config, filters), _parts(problem, config)
-    fields = window.window_fields(problem, made)
-    fields |= {"rows": config.rows, "channel_blocks": blocks, "strips": strips, "pieces": pieces}
-    grid, names = (blocks * strips * pieces * sets, 1, 1), {"map_x": "x", "map_y": "y"}
+    made, (blocks, lines) = source(problem, config, filters), blocks_and_lines(problem, config)
+    run_rows = 0 if in_pieces(problem, config) else reach(problem, 0)
+    rows, more = divmod(lines * (problem.output[0] + run_rows), config.parts)
+    fields = window.window_fields(problem, made) | {
+        "sets": ceil_div(problem.n, config.images), "run_rows": run_rows, "part_rows": rows, "more_parts": more,
+    }  # fmt: skip
+    grid, names = (blocks, config.parts, 1), {"map_x": "x", "map_y": "y"}
     maps = {
         "map_x": _map(problem, problem.spatial, columns_x(problem, config), config),
         "map_y": _map(problem, problem.output, config.strip, config),
