@@ -74,18 +74,22 @@ __attribute__((noinline)) static void go_on(Fiber &fiber) {
     setcontext(&fiber.context);
 }
 
+// Forwards a block's last warp, which often brings or takes what others work on, has a turn for so many of theirs:
+// what relies on its being quick goes wrong.
+constexpr unsigned SLOW = 300;
 // Runs a block until all of its threads wait for others of the cluster or have ended. `together`: all blocks have come
 // to their cluster's barrier. Returns whether all of this one's have (IN_CLUSTER), or ended, or else PAUSED.
 static Fiber::State run_block(unsigned threads, bool backwards, bool together) {
     for (Fiber &fiber : fibers)
         if (fiber.state == Fiber::PAUSED || (together && fiber.state == Fiber::IN_CLUSTER)) fiber.state = Fiber::READY;
-    for (;;) {
-        bool ran = false;
+    for (unsigned pass = 0;; ++pass) {
+        bool ran = false, others = false;
         for (unsigned i = 0; i < threads; ++i) {
             Fiber &next = fibers[backwards ? threads - 1 - i : i];
             if (next.state != Fiber::READY) continue;
-            ran = true;
-            go_on(next);
+            const bool last = !backwards && i / 32 == (threads - 1) / 32;
+            ran = true, others |= !last;
+            if (!last || !others || pass % SLOW == 0) go_on(next);
         }
         // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
         for (unsigned first = 0; first < threads; first += 32) {

@@ -38,6 +38,7 @@ EMULATED = [
     ("n2 c16 h6 w6 k16 r5 s5 pad4:1x0:5 groups16 f16 nhwc", (16, 1, 1, 2, 4, 2, 7, 2, 2)),
     ("n1 c16 h3 w6 k16 r5 s5 pad7x2 groups16 f16 nhwc", (16, 1, 1, 1, 6, 1, 4, 2, 2)),
     ("n3 c32 h17 w15 k32 r9 s9 pad4 groups32 bf16 nhwc", (32, 1, 1, 3, 5, 2, 9, 1, 3, True)),
+    ("n6 c16 h11 w8 k16 r5 s5 pad2 groups16 f16 nhwc", (16, 1, 1, 1, 8, 2, 2, 1, 8)),
 ]
 
 
