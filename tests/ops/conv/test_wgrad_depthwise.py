@@ -156,3 +156,11 @@ def test_few_blocks_lie_on_multiprocessors_of_their_own() -> None:
         launch = ALGORITHM.launches(problem, replace(config, parts=parts), H200)[0]
         assert launch.balance == 1
         assert launch.shared_bytes == blocks.shared_bytes(problem, config)
+
+
+@pytest.mark.parametrize(("images", "early"), [(32, True), (600, False)])
+def test_what_comes_next_is_placed_early_where_l2_holds_what_is_read(images: int, early: bool) -> None:
+    """Of the launch of sums, and of that which adds parts."""
+    problem = ConvProblem.parse(f"n{images} c224 h14 w14 k224 r3 s3 pad1 groups224 f16 nhwc wgrad")
+    launches = ALGORITHM.launches(problem, replace(best(problem, "tma"), parts=8), H200)
+    assert [one.words[one.names.index("early")] for one in launches] == [early, early]

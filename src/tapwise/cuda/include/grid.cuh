@@ -22,8 +22,8 @@ DEVICE void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// `early`: what comes next may take what others leave while this launch still waits: where a multiprocessor has room
-// for one block, so that none gets two.
+// `early`: what comes next may take what others leave while this launch still waits: where no multiprocessor has room
+// for more blocks than its share, so that none gets more.
 DEVICE void begin_dependent(bool early = false) {
     if (early) let_next_begin();
     wait_for_previous();

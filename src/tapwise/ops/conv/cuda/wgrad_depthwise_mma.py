@@ -57,7 +57,8 @@ ISSUE, MATRICES, PRODUCT = 0.41, 4.75, 1.14
 WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1280.0, 49.0, 9.0, 8.0, 2670.0
 TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
 # Bytes that lie in L2 from the launch before; bytes of a sector. By channels that a thread loads at once, bytes that
-# come from there to a multiprocessor in a cycle, what lies beside a pixel's piece in its sectors included.
+# come from there to a multiprocessor in a cycle, what lies beside a pixel's piece in its sectors included; of one
+# channel fitted to 55 times on 5 layers, which had been held to take a quarter longer than they do.
 IN_L2, SECTOR = 30e6, 32
 L2_BYTES: Final = {4: 14.9, 2: 14.9, 1: 20.0}
 # More than L2 holds: what lies beside a pixel's piece comes from memory again for other blocks.
@@ -164,7 +165,8 @@ def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
 
 
 def begins_early(problem: ConvProblem, config: Config, device: Device) -> bool:
-    """What comes next; not of clusters (1.0 to 1.2 of the time)."""
+    """Whether what comes next is placed early: where no multiprocessor could have more blocks than its share. Not of
+    clusters (1.0 to 1.2 of the time)."""
     share = ceil_div(prod(blocks_of_part(problem, config)) * config.parts, device.multiprocessors)
     # Of one block each, launches are balanced.
     held = 1 if share == 1 else min_blocks_per_sm(problem, config)

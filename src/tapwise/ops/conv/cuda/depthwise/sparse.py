@@ -48,12 +48,13 @@ LEAST_TAPS, MOST_TAPS, MOST_UNITS, MOST_PRODUCTS = 5, 11, 8, 420
 STAGE_ROWS: Final = (1, 2, 4)
 # Outputs of a place at least; of the places of a block, so many are there.
 LEAST_WIDTH, LEAST_PLACES = 4, 0.7
-# Registers of a thread beside taps, sums and columns; all at most. Warps that help; registers of a thread that
-# multiplies and of one of a warpgroup that gives them up, by the warps that multiply.
+# Registers of a thread beside taps, sums and columns; all at most. Warps that help.
 OTHER_REGISTERS, MOST_REGISTERS, HELPERS = 34, 248, 2
+# Registers of a thread that multiplies and of one of a warpgroup that gives them up, by the warps that multiply. With
+# 24, as costs.TAKEN has it of eight, those that bring and take runs of rows spill.
 TAKEN: Final = {8: (232, 40), 12: (152, 56)}
-# Pieces of an image's rows, a block each; or so many blocks that all places are taken once, or twice; at most.
-PIECES, TURNS, MOST_PARTS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2), (1 << 16) - 1
+# Pieces of a line that blocks have, where its rows are a multiple of them; parts at most, as a grid's second axis.
+PIECES, MOST_PARTS = (1, 2, 3, 4, 5, 6, 8), (1 << 16) - 1
 
 
 @dataclass(frozen=True)
@@ -212,10 +213,10 @@ def blocks_and_lines(problem: ConvProblem, config: Sparse) -> tuple[int, int]:
 
 
 def _parts(problem: ConvProblem, config: Sparse, device: Device) -> list[int]:
+    """Pieces of lines; or as many parts as find places at once, which are even but for what begins cost."""
     blocks, lines = blocks_and_lines(problem, config)
     places = device.multiprocessors * min_blocks_per_sm(problem, config)
-    whole = {lines * pieces for pieces in PIECES if problem.output[0] % pieces == 0}
-    found = whole | {turns * places // blocks for turns in TURNS}
+    found = {lines * pieces for pieces in PIECES if problem.output[0] % pieces == 0} | {places // blocks}
     most = min(lines * problem.output[0] // config.stage_rows, MOST_PARTS)
     return sorted(parts for parts in found if 1 <= parts <= most)
 
