@@ -41,6 +41,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.direct": "tapwise.ops.conv.cpu.dgrad_direct:DgradDirect",
         "cpu.pixel_shuffle": "tapwise.ops.conv.cpu.pixel_shuffle:PixelShuffle",
         "cpu.fprop_phases": "tapwise.ops.conv.cpu.fprop_phases:FpropPhases",
+        "cpu.gemm_col2im": "tapwise.ops.conv.cpu.gemm_col2im:GemmCol2im",
         "cpu.winograd": "tapwise.ops.conv.cpu.winograd.winograd:WinogradDgrad",
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialDgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.dgrad:ImplicitGemmDgrad",

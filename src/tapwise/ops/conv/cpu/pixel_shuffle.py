@@ -40,12 +40,7 @@ class ShufflePlan(Plan):
         return self.pack_into(w, None)
 
     def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> Any:
-        """The filters (groups, c / groups * taps, k / groups, 1, 1), in the order of dx's channels and phases."""
-        p = self.problem
-        if p.layout == "nhwc":
-            return self._plan.pack_into(w.transpose(2, 3, 1, 0).reshape(1, -1, p.k, 1, 1), memory)
-        grouped = w.reshape(p.groups, p.group_k, -1)
-        return self._plan.pack_into(grouped.swapaxes(1, 2)[..., None, None], memory)
+        return self._plan.pack_into(filters_in_place(self.problem, w), memory)
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -64,11 +59,18 @@ class ShufflePlan(Plan):
 
 
 def pointwise(problem: ConvProblem) -> ConvProblem:
-    """The 1x1 convolution of dy that gives all phases of dx."""
+    """The 1x1 convolution of dy with all taps of all channels."""
     return problem.replace(
         c=problem.k, k=problem.c * prod(problem.kernel), spatial=problem.output, kernel=(1, 1), stride=(1, 1),
-        direction="fprop",
+        padding=((0, 0), (0, 0)), dilation=(1, 1), direction="fprop",
     )  # fmt: skip
+
+
+def filters_in_place(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
+    """The filters (groups, c / groups * taps, k / groups, 1, 1), in the order of dx's channels and phases."""
+    if problem.layout == "nhwc":
+        return w.transpose(2, 3, 1, 0).reshape(1, -1, problem.k, 1, 1)
+    return w.reshape(problem.groups, problem.group_k, -1).swapaxes(1, 2)[..., None, None]
 
 
 def result_bytes(problem: ConvProblem) -> int:
@@ -101,23 +103,23 @@ class PixelShuffle(Algorithm[Config]):
         found = [fastest, in_place(fprop, device, 1) or fastest]
         return [Config((part,)) for part in dict.fromkeys(found)]
 
-    def _part(self, config: Config) -> tuple[Algorithm[Any], Any]:
+    def part(self, config: Config) -> tuple[Algorithm[Any], Any]:
         ((identifier, part),) = config.parts
         return registry.get(identifier), part
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The convolution, and a copy of every element."""
-        one, part = self._part(config)
+        one, part = self.part(config)
         shuffling = CALL_US + 1e-3 * prod(problem.x_shape) * JOIN_NS / device.threads
         return one.predict_us(pointwise(problem), part, device) + shuffling
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        one, part = self._part(config)
+        one, part = self.part(config)
         inner = pointwise(problem)
         return one.pack_us(inner, part, device) + one.turned_us(inner, part, device, 1)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        one, part = self._part(config)
+        one, part = self.part(config)
         return result_bytes(problem) + one.workspace_bytes(pointwise(problem), part, device)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
