@@ -30,6 +30,8 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+template <typename T> inline void __stcs(T *to, T value) { memcpy(to, &value, sizeof value); }
+
 struct Three { unsigned x = 0, y = 0, z = 0; };
 extern Three blockIdx, blockDim, gridDim;
 constexpr int MOST_SHARED = 256 << 10;

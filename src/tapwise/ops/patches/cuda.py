@@ -26,8 +26,10 @@ _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
 MOST_TAPS: Final = 16
 # The RGB report's threads of a block.
 PART_THREADS: Final = (64, 256, 1024)
-# Windows a multiprocessor that are too few to keep it busy.
-FEW: Final = 2048
+# Threads of a multiprocessor that are too few to keep it busy; that have one tap each.
+FEW, FEW_SPREAD = 2048, 512
+# Columns of more bytes leave the cache before all else.
+STREAM_BYTES: Final = 24 << 20
 # Waves of blocks: enough that the last one is a small part.
 BLOCKS_EACH: Final = 64
 
@@ -62,26 +64,29 @@ class Im2colGridStride(CudaAlgorithm[Config]):
     summary: ClassVar[str] = "a thread writes all taps of a few windows"
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
-        few = problem.n * problem.c * prod(problem.output) < FEW * device.multiprocessors
+        found = self.automatic_configs(problem, device.multiprocessors)
         if _coordinates(problem):
-            return self.automatic_configs(problem, few)
-        parts = [Config(threads, 1, False, partition) for partition in PARTITIONS for threads in PART_THREADS]
-        return self.automatic_configs(problem, few) + parts
+            return found
+        return found + [Config(threads, 1, False, partition) for partition in PARTITIONS for threads in PART_THREADS]
 
-    def automatic_configs(self, problem: PatchProblem, few: bool) -> list[Config]:
-        """Those that may be chosen, the best first; `few`: too few windows to keep the GPU busy."""
-        windows, size = prod(problem.output), problem.itemsize
-        vectors = [count for count in (4, 2, 1) if windows % count == 0 and count * size <= 16]
-        found = [Config(threads, vector) for vector in vectors for threads in (128, 256)]
-        # One element a thread is best where taps begin on cache lines, else several: a store then covers whole sectors.
-        found.sort(key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
+    def automatic_configs(self, problem: PatchProblem, multiprocessors: int) -> list[Config]:
+        """Those that may be chosen, the best first."""
+        windows, taps = problem.n * problem.c * prod(problem.output), prod(problem.kernel)
+        # Where neighbours share what is read four are best, else two.
+        order = (4, 2, 1) if _dense(problem) else (2, 4, 1)
+        vectors = [n for n in order if problem.output[-1] % n == 0 and n * problem.itemsize <= 16]
+        found = [Config(threads, vector) for vector in vectors for threads in (256, 128)]
+        if windows < FEW * multiprocessors * vectors[0]:
+            found.sort(key=lambda one: (vectors.index(one.vector), one.threads))
         spread = [Config(256, vector, True) for vector in vectors]
-        return spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
+        # As many neighbours as leave enough threads.
+        spread.sort(key=lambda one: (windows * taps < one.vector * FEW_SPREAD * multiprocessors, -one.vector))
+        return spread + found if windows < FEW * multiprocessors and taps > MOST_TAPS else found + spread
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
-        """The bytes over seven tenths of the bandwidth; the first config is the best one."""
+        """The bytes over 0.85 of the bandwidth; the first config is the best one."""
         slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0]) + 0.5 * (config.partition != "run")
-        return problem.bytes / (device.gbps * 1e3 * 0.7) * slow + 2.0
+        return problem.bytes / (device.gbps * 1e3 * 0.85) * slow + 1.5
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         return CudaPlan(problem, device, [self.launch(problem, config, device)])
@@ -95,8 +100,9 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         return problem.n * problem.c * taps * windows
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
+        stream = prod(problem.columns_shape) * problem.itemsize > STREAM_BYTES
         words = template_args(
-            DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), config.spread,
+            DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), _dense(problem), stream, config.spread,
             config.threads if config.across else 0, config.across, counter(self._threads_needed(problem, config)),
         )  # fmt: skip
         return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads, header=_coordinates(problem))
@@ -111,7 +117,7 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         blocks = min(
             ceil_div(self._threads_needed(problem, config), config.threads), BLOCKS_EACH * device.multiprocessors
         )
-        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads)
+        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads, dependent=True)
 
 
 class Col2imGridStride(Im2colGridStride):
@@ -123,29 +129,42 @@ class Col2imGridStride(Im2colGridStride):
     summary: ClassVar[str] = "a thread gathers one element of the image"
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
-        width, unit = problem.spatial[-1], set(problem.stride[-2:]) == {1}
-        vectors = [size for size in (4, 2, 1) if width % size == 0 and size * problem.itemsize <= 16]
-        vectors = [count for count in vectors if unit or count == 1]
-        # Two elements a thread measured best, then four.
-        vectors.sort(key=lambda count: (2, 4, 1).index(count))
-        return [Config(threads, vector) for vector in vectors for threads in (128, 256)]
+        stride = _stride(problem)
+        vectors = [count for count in (4, 2, 1) if stride and count % stride == 0 and count * problem.itemsize <= 16]
+        return [Config(threads, vector) for vector in vectors or [1] for threads in (128, 256)]
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
-        return problem.n * problem.c * prod(problem.spatial) // config.vector
+        *depth, high, wide = problem.canonical(3).spatial
+        stride = _stride(problem) or 1
+        return problem.n * problem.c * prod(depth) * ceil_div(high, stride) * ceil_div(wide, config.vector)
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
-        strides = set(problem.stride[-2:])
-        stride = strides.pop() if strides in ({1}, {2}) else 0
-        words = template_args(
-            DTYPES[problem.dtype].cpp, config.vector, stride, *_kernel(problem), problem.accumulate,
-            counter(self._threads_needed(problem, config)),
-        )  # fmt: skip
-        return stub("ops/patches/patches.cu", "col2im", words, "Patches", config.threads, header=_coordinates(problem))
+        p, stride = problem.canonical(3), _stride(problem)
+        more = p.accumulate, counter(self._threads_needed(problem, config))
+        if not stride:
+            name, words = "col2im", template_args(DTYPES[p.dtype].cpp, *more)
+        else:
+            rests = (*(p.padding[axis][0] % stride for axis in (1, 2)), *(p.dilation[axis] % stride for axis in (1, 2)))
+            whole = p.spatial[2] % config.vector == 0
+            words = template_args(DTYPES[p.dtype].cpp, config.vector, stride, *rests, *_kernel(problem), whole, *more)
+            name = "col2im_tiles"
+        return stub("ops/patches/patches.cu", name, words, "Patches", config.threads, header=_coordinates(problem))
 
 
 def _coordinates(problem: PatchProblem) -> str:
     """What kernels' stubs begin with: in how many bits they count places."""
     return coordinates(prod(problem.spatial), prod(problem.output), *problem.ends)
+
+
+def _dense(problem: PatchProblem) -> bool:
+    """Whether windows of a line, and a window's taps, are neighbours."""
+    return problem.stride[-1] == problem.dilation[-1] == 1
+
+
+def _stride(problem: PatchProblem) -> int:
+    """Of lines and columns of tiles of col2im: 1 or 2, with 2 for few taps; 0 where it has none."""
+    strides = set(problem.canonical(3).stride[1:])
+    return strides.pop() if strides == {1} or (strides == {2} and prod(problem.kernel) <= MOST_TAPS) else 0
 
 
 def _kernel(problem: PatchProblem) -> tuple[int, ...]:
