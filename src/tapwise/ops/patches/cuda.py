@@ -142,7 +142,8 @@ class Col2imGridStride(Im2colGridStride):
         p, stride = problem.canonical(3), _stride(problem)
         more = p.accumulate, counter(self._threads_needed(problem, config))
         if not stride:
-            name, words = "col2im", template_args(DTYPES[p.dtype].cpp, *more)
+            known = 2 if set(p.stride[1:]) == {2} else 0
+            name, words = "col2im", template_args(DTYPES[p.dtype].cpp, known, *more)
         else:
             rests = (*(p.padding[axis][0] % stride for axis in (1, 2)), *(p.dilation[axis] % stride for axis in (1, 2)))
             whole = p.spatial[2] % config.vector == 0

@@ -162,7 +162,7 @@ __device__ __forceinline__ void col2im_tiles(const Patches &a) {
                 const bool real = w0 >= 0 && (UnsignedCoordinate)down < (UnsignedCoordinate)(out1 * STRIDE);
                 const T *line = columns + ((long long)k0 * kernel1 + k1) * kernel2 * windows +
                                 (real ? ((long long)w0 * out1 + (down >> STRIDE - 1)) * out2 : 0);
-#pragma unroll(K2 ? K2 : 1)
+#pragma unroll(K2 ? K2 : 4)
                 for (int k2 = 0; k2 < kernel2; ++k2, line += windows) {
                     const int c = meets<STRIDE, FIRST2, STEP2>(k2);
                     const Coordinate right = at2 + c - k2 * (Coordinate)a.dilation[2];
@@ -182,8 +182,10 @@ __device__ __forceinline__ void col2im_tiles(const Patches &a) {
     }
 }
 
-// Of any stride: a thread has one element. Without dilation only those taps are gone through that meet a window.
-template <typename T, bool ACCUMULATE, typename I> __device__ __forceinline__ void col2im(const Patches &a) {
+// Of any stride (STRIDE 0, else known): a thread has one element. Without dilation only those taps are gone through
+// that meet a window.
+template <typename T, int STRIDE, bool ACCUMULATE, typename I>
+__device__ __forceinline__ void col2im(const Patches &a) {
     using A = typename Arithmetic<T>::type;
     begin_dependent();
     const Coordinate kernel0 = a.kernel[0], kernel1 = a.kernel[1], kernel2 = a.kernel[2];
@@ -195,14 +197,15 @@ template <typename T, bool ACCUMULATE, typename I> __device__ __forceinline__ vo
         const Coordinate at0 = row / size1 + a.pad[0], at1 = row % size1 + a.pad[1], at2 = place % size2 + a.pad[2];
         const T *columns = static_cast<const T *>(a.x) + (long long)(i / image) * taps * windows;
         A sum[1] = {0};
+        const Coordinate stride1 = STRIDE ? STRIDE : a.stride[1], stride2 = STRIDE ? STRIDE : a.stride[2];
         const bool steps = a.dilation[1] == 1 && a.dilation[2] == 1;
-        const Coordinate step1 = steps ? (Coordinate)a.stride[1] : 1, step2 = steps ? (Coordinate)a.stride[2] : 1;
+        const Coordinate step1 = steps ? stride1 : 1, step2 = steps ? stride2 : 1;
         for (Coordinate k0 = 0; k0 < kernel0; ++k0) {
             const Coordinate w0 = window_at(at0 - k0 * (Coordinate)a.dilation[0], a.stride[0], a.out[0]);
             for (Coordinate k1 = steps ? at1 % step1 : 0; k1 < kernel1; k1 += step1)
                 for (Coordinate k2 = steps ? at2 % step2 : 0; k2 < kernel2; k2 += step2) {
-                    const Coordinate w1 = window_at(at1 - k1 * (Coordinate)a.dilation[1], a.stride[1], out1),
-                                     w2 = window_at(at2 - k2 * (Coordinate)a.dilation[2], a.stride[2], out2);
+                    const Coordinate w1 = window_at(at1 - k1 * (Coordinate)a.dilation[1], stride1, out1),
+                                     w2 = window_at(at2 - k2 * (Coordinate)a.dilation[2], stride2, out2);
                     const long long tap = ((long long)k0 * kernel1 + k1) * kernel2 + k2;
                     if (w0 >= 0 && w1 >= 0 && w2 >= 0)
                         sum[0] += upcast(columns[tap * windows + ((long long)w0 * out1 + w1) * out2 + w2]);

@@ -19,11 +19,13 @@ from tapwise.ops.softmax.problem import SoftmaxProblem
 # Elements of a run that a thread holds in registers; of a cluster's blocks.
 MOST_KEPT, MOST_OF_CLUSTER = 32, 64
 CLUSTERS: Final = (2, 4, 8)
+# Threads of a block that holds runs, if one needs no more: small blocks leave few registers of a multiprocessor over.
+KEPT_THREADS: Final = 64
 # Elements of a thread that are few, and blocks of a multiprocessor then: at most, or where registers are short.
 FEW, MOST_BLOCKS, FEWER_BLOCKS = 8, 8, 6
-# Of the cost model, fitted to 42 problems (H200). Loads that a thread has best, or where it reads one by one; what
-# twice or half as many cost, and half as wide ones; an edge as a part of a load.
-LOADS, FEW_LOADS, UNEVEN, NARROW, EDGE = 3, 6, 0.15, 0.08, 0.3
+# Of the cost model, fitted to 42 problems (H200). Loads of 16 bytes that a thread has best, and narrower ones; what twice
+# or half as many cost, and half as wide ones; an edge as a part of a load; more than a warp that meet in shared memory.
+LOADS, FEW_LOADS, UNEVEN, NARROW, EDGE, SEVERAL_WARPS = 3, 6, 0.15, 0.08, 0.3, 1.1
 # The same of a cluster, which has no fewer than so many loads, and what it costs, and elements of two bytes in it; of
 # reading twice, which has no more than so many loads. Of both, half as wide loads. Launches of 2 us that a cluster is,
 # and two launches one after the other.
@@ -67,7 +69,7 @@ class SoftmaxBlockReduction(BlockReduction):
             down = 1
             while down <= THREADS:
                 if length <= down * MOST_KEPT and (down == 1 or length > down * width // 2):
-                    yield Config(1, down, THREADS // down, 1, vector=width)
+                    yield Config(1, down, max(1, KEPT_THREADS // down), 1, vector=width)
                 down *= 2
             if length > THREADS * MOST_KEPT and has_dependent_launches(device.architecture):
                 for parts in CLUSTERS:
@@ -82,7 +84,7 @@ class SoftmaxBlockReduction(BlockReduction):
         alone = loads * (1 + config.vector) * 0.05
         blocks = ceil_div(outer * inner, config.runs) * config.parts
         spread = max(1.0, 8.0 * problem.itemsize / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
-        busy = min(1.0, blocks * THREADS * config.vector / (512 * device.multiprocessors))
+        busy = min(1.0, blocks * config.threads * config.vector / (512 * device.multiprocessors))
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
         halvings = log2(16 // (config.vector * problem.itemsize)) if inner == 1 else 0.0
         again = 1 + NARROWER * halvings
@@ -91,8 +93,9 @@ class SoftmaxBlockReduction(BlockReduction):
             again *= SHORT if problem.itemsize < 4 else 1.0
         elif self._kept(problem, config):
             edges = self._edges(problem, config)
-            best = FEW_LOADS if config.vector == 1 else LOADS
+            best = LOADS if config.vector * problem.itemsize == 16 else FEW_LOADS
             again = 1 + UNEVEN * abs(log2((loads + EDGE * edges) / best)) + NARROW * halvings
+            again *= SEVERAL_WARPS if config.down > 32 else 1.0
         else:
             again *= TWICE + MORE * max(0.0, log2(loads / TWICE_LOADS))
         launches = 1.0 if config.parts == 1 else LAUNCHES[not config.cluster]
@@ -124,5 +127,5 @@ class SoftmaxBlockReduction(BlockReduction):
         # Few elements leave room for many threads, whose loads hide each other's wait.
         few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
         short = self._edges(problem, config) > 1 or (problem.log and (config.skews(problem) or config.vector == 1))
-        more = {"cluster": cluster, "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) if few else 1}
+        more = {"cluster": cluster, "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) * THREADS // config.threads if few else 1}
         return [(kernel(problem, file, config, *words, stage, cluster, **more), config) for stage in stages]
