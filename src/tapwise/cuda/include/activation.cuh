@@ -1,6 +1,7 @@
 // What happens to a sum on its way to y: bias, residual, activation, rounding to the element type.
 #pragma once
 
+#include "approximate.cuh"
 #include "types.cuh"
 
 // Those from SILU on are more than a few instructions.
@@ -31,18 +32,6 @@ template <int ACTIVATION, typename A> __device__ __forceinline__ A activate(A v)
     if constexpr (ACTIVATION == GELU) return A(0.5) * v * (A(1) + erf(v * A(0.70710678118654752440)));
     if constexpr (ACTIVATION == TANH) return tanh(v);
     return v;
-}
-
-// 2^v and 1 / v to 22 bits, where subnormal numbers do not matter.
-__device__ __forceinline__ float power_of_two(float v) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-}
-__device__ __forceinline__ float reciprocal(float v) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
 }
 
 // v times the normal distribution's integral, which beside zero is a polynomial of t = 1 / (1 + p |v|) times exp(-v^2 /

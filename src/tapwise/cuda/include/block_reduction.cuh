@@ -1,6 +1,7 @@
 // Reductions by blocks of threads: an accumulator a thread, all of a run put together in a fixed order.
 #pragma once
 
+#include "approximate.cuh"
 #include "grid.cuh"
 #include "types.cuh"
 
@@ -81,13 +82,19 @@ __device__ __forceinline__ Accumulator<A> combine(const Accumulator<A> &a, const
     return {a.value + b.value, A(0), 0};
 }
 
-// The exponentials of some elements go into a run: one change of scale for all of them.
-template <typename A>
+// 2^LIFT e^x of what elements of T are less their largest. Those of 16 bits round more than the one instruction that
+// theirs is; lifted, it loses none that they can hold.
+template <typename T, int LIFT = 0, typename A> __device__ __forceinline__ A exponential(A x) {
+    if constexpr (sizeof(T) == 2) return power_of_two(fma(x, 1.44269504f, float(LIFT)));
+    else return exp(x);
+}
+
+// The exponentials of some elements of T go into a run: one change of scale for all of them.
+template <typename T, typename A>
 __device__ __forceinline__ void accumulate_exponentials(Accumulator<A> &accumulator, const A *x, int count) {
     A top = accumulator.value;
 #pragma unroll
-    for (int i = 0; i < count; ++i)
-        if (x[i] > top) top = x[i];
+    for (int i = 0; i < count; ++i) top = max(top, x[i]);
     if (top > accumulator.value) {
         accumulator.exp_sum = accumulator.exp_sum == A(0) ? A(0) : accumulator.exp_sum * exp(accumulator.value - top);
         accumulator.value = top;
@@ -95,7 +102,7 @@ __device__ __forceinline__ void accumulate_exponentials(Accumulator<A> &accumula
     // -infinity adds nothing, even to nothing. Where infinity is the largest, a sum of infinity says so.
     const A level = top - top == A(0) ? top : A(0);
 #pragma unroll
-    for (int i = 0; i < count; ++i) accumulator.exp_sum += exp(x[i] - level);
+    for (int i = 0; i < count; ++i) accumulator.exp_sum += exponential<T>(x[i] - level);
 }
 
 // A run and one element behind it.
@@ -113,7 +120,7 @@ __device__ __forceinline__ void accumulate(Accumulator<A> &accumulator, A x, lon
             accumulator.place = place;
         }
     }
-    if constexpr (OP == LOGSUMEXP) accumulate_exponentials(accumulator, &x, 1);
+    if constexpr (OP == LOGSUMEXP) accumulate_exponentials<A>(accumulator, &x, 1);
 }
 
 // Chosen float32 elements with their places as numbers: the better of two has the larger one. Places have 32 bits.

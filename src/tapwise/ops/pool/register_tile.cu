@@ -4,6 +4,7 @@
 // memory as they lie, in pieces of 16 bytes. A thread reads what a strip sees of a row at once, in vectors of ALIGN
 // bytes, and works out what S neighbours give; R such rows go down its registers. Maxima of 16 bits are two in a
 // register. STAGED: y goes by way of shared memory, where rows of it lie at multiples of few bytes.
+#include "approximate.cuh"
 #include "cp_async.cuh"
 #include "types.cuh"
 
@@ -21,11 +22,6 @@ struct RegisterTilePooling {
 };
 
 DEVICE unsigned quotient(unsigned value, unsigned per) { return per ? __umulhi(value, per) : value; }
-DEVICE float reciprocal(float v) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-}
 
 // Elements between the line of memory (128 bytes) that an element lies in, and the element.
 template <typename T> DEVICE int past_line(const T *at) {

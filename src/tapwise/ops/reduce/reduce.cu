@@ -53,7 +53,7 @@ __device__ __forceinline__ void reduce(const Runs &a) {
                     A value[WAYS * W];
 #pragma unroll
                     for (int i = 0; i < WAYS * W; ++i) value[i] = upcast(read[i / W].v[i % W]);
-                    accumulate_exponentials(ways[0][0], value, WAYS * W);
+                    accumulate_exponentials<T>(ways[0][0], value, WAYS * W);
                 } else {
 #pragma unroll
                     for (int i = 0; i < WAYS * V * W; ++i)

@@ -23,9 +23,11 @@ CLUSTERS: Final = (2, 4, 8)
 KEPT_THREADS: Final = 64
 # Elements of a thread that are few, and blocks of a multiprocessor then: at most, or where registers are short.
 FEW, MOST_BLOCKS, FEWER_BLOCKS = 8, 8, 6
-# Of the cost model, fitted to 42 problems (H200). Loads of 16 bytes that a thread has best, and narrower ones; what twice
-# or half as many cost, and half as wide ones; an edge as a part of a load; more than a warp that meet in shared memory.
+# Of the cost model, fitted to 60 problems (H200). Loads of 16 bytes that a thread has best, and narrower ones; what
+# twice or half as many cost, and half as wide ones; an edge as a part of a load; warps that meet in shared memory.
 LOADS, FEW_LOADS, UNEVEN, NARROW, EDGE, SEVERAL_WARPS = 3, 6, 0.15, 0.08, 0.3, 1.1
+# Parts of a sector that a run's own thread writes one by one without a loss.
+PARTS = 8
 # The same of a cluster, which has no fewer than so many loads, and what it costs, and elements of two bytes in it; of
 # reading twice, which has no more than so many loads. Of both, half as wide loads. Launches of 2 us that a cluster is,
 # and two launches one after the other.
@@ -83,7 +85,11 @@ class SoftmaxBlockReduction(BlockReduction):
         loads = max(length, 1) / (config.down * config.parts * config.vector)
         alone = loads * (1 + config.vector) * 0.05
         blocks = ceil_div(outer * inner, config.runs) * config.parts
-        spread = max(1.0, 8.0 * problem.itemsize / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
+        kept, spread = self._kept(problem, config), 1.0
+        if config.down == 1 and inner == 1 and length > 1:
+            # A thread writes a sector of its own run in parts; of one that it does not hold it reads it so, too.
+            parts = min(length, 32 // (problem.itemsize * config.vector))
+            spread = max(1.0, parts / PARTS if kept else 2.0 * problem.itemsize)
         busy = min(1.0, blocks * config.threads * config.vector / (512 * device.multiprocessors))
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
         halvings = log2(16 // (config.vector * problem.itemsize)) if inner == 1 else 0.0
@@ -91,7 +97,7 @@ class SoftmaxBlockReduction(BlockReduction):
         if config.cluster:
             again *= CLUSTER * (1 + FEWER * max(0.0, log2(CLUSTER_LOADS / loads)))
             again *= SHORT if problem.itemsize < 4 else 1.0
-        elif self._kept(problem, config):
+        elif kept:
             edges = self._edges(problem, config)
             best = LOADS if config.vector * problem.itemsize == 16 else FEW_LOADS
             again = 1 + UNEVEN * abs(log2((loads + EDGE * edges) / best)) + NARROW * halvings
@@ -127,5 +133,8 @@ class SoftmaxBlockReduction(BlockReduction):
         # Few elements leave room for many threads, whose loads hide each other's wait.
         few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
         short = self._edges(problem, config) > 1 or (problem.log and (config.skews(problem) or config.vector == 1))
-        more = {"cluster": cluster, "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) * THREADS // config.threads if few else 1}
+        more = {
+            "cluster": cluster,
+            "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) * THREADS // config.threads if few else 1,
+        }
         return [(kernel(problem, file, config, *words, stage, cluster, **more), config) for stage in stages]

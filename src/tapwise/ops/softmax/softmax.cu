@@ -12,12 +12,20 @@
 
 enum Stage { BOTH, MEASURE, SCALE };
 
+// 1 / v; of elements of 16 bits to 22 bits.
+template <typename T, typename A> __device__ __forceinline__ A inverse(A v) {
+    if constexpr (sizeof(T) == 2) return reciprocal(v);
+    else return A(1) / v;
+}
+
 template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, bool SKEWED, int KEPT, int STAGE,
           int CLUSTER>
 __device__ __forceinline__ void softmax(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = V > 2 ? 2 : 4, SPAN = 64 / V;
     static_assert(V == 1 || UNIT);
+    // bfloat16 holds less than the instruction for an exponential gives.
+    constexpr int LIFT = LOG || sizeof(T) != 2 ? 0 : 24;
     begin_dependent();
     __shared__ Accumulator<A> of_block[CLUSTER == 1 && ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
     extern __shared__ __align__(16) unsigned char memory[];
@@ -65,26 +73,26 @@ __device__ __forceinline__ void softmax(const Runs &a) {
                 const int r = begin + (down + i * DOWN) * V;
                 value = r < stop ? upcast(read[i].v[v]) : A(-POSITIVE_INFINITY);
                 // A NaN is lost here, and shows in the sum.
-                top.value = value > top.value ? value : top.value;
+                top.value = max(top.value, value);
             }
 #pragma unroll
         for (int i = 0; i < EDGES; ++i) {
             A &value = kept[KEPT * V + i];
             value = down + i * DOWN < edges ? upcast(at_edge[i]) : A(-POSITIVE_INFINITY);
-            top.value = value > top.value ? value : top.value;
+            top.value = max(top.value, value);
         }
         top = block_reduce<MAX, ACROSS, DOWN>(top, shared);
         // A part of nothing but -infinity has no exponentials.
         const A level = CLUSTER > 1 && top.value == A(-POSITIVE_INFINITY) ? A(0) : top.value;
 #pragma unroll
         for (int i = 0; i < KEPT * V + EDGES; ++i) {
-            const A shifted = kept[i] - level, term = exp(shifted);
+            const A shifted = kept[i] - level, term = exponential<T, LIFT>(shifted);
             kept[i] = LOG ? shifted : term;
             sum.value += term;
         }
         if constexpr (ACROSS * DOWN > 32) __syncthreads();
         sum = block_reduce<SUM, ACROSS, DOWN>(sum, shared);
-        A last = LOG ? log(sum.value) : A(1) / sum.value;
+        A last = LOG ? log(sum.value) : inverse<T>(sum.value);
         if constexpr (CLUSTER > 1) {
             A *const of_part = reinterpret_cast<A *>(shared + THREADS);
             if (tid == 0) of_part[0] = level, of_part[1] = sum.value;
@@ -143,7 +151,7 @@ __device__ __forceinline__ void softmax(const Runs &a) {
                 A value[COUNT];
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) value[i] = upcast(read[i / V].v[i % V]);
-                accumulate_exponentials(some, value, COUNT);
+                accumulate_exponentials<T>(some, value, COUNT);
             };
             for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
                 Piece read[WAYS];
@@ -164,10 +172,10 @@ __device__ __forceinline__ void softmax(const Runs &a) {
     } else {
         // +infinity less +infinity is NaN, and so is its whole run; nothing but -infinity comes out so by itself.
         const A top = total.value, sum = top == A(POSITIVE_INFINITY) ? A(NOT_A_NUMBER) : total.exp_sum;
-        const A last = LOG ? log(sum) : A(1) / sum;
+        const A last = LOG ? log(sum) : inverse<T>(sum) * A(LIFT ? 1.0f / (1 << LIFT) : 1.0f);
         const auto result = [&](T value) {
             const A shifted = upcast(value) - top;
-            return downcast<T>(LOG ? shifted - last : exp(shifted) * last);
+            return downcast<T>(LOG ? shifted - last : exponential<T, LIFT>(shifted) * last);
         };
         T *y = static_cast<T *>(a.y) + base;
         Piece *const to = reinterpret_cast<Piece *>(y + pieces.head);
