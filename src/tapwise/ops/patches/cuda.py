@@ -83,6 +83,13 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         spread.sort(key=lambda one: (windows * taps < one.vector * FEW_SPREAD * multiprocessors, -one.vector))
         return spread + found if windows < FEW * multiprocessors and taps > MOST_TAPS else found + spread
 
+    def best_anywhere(self, problem: PatchProblem) -> list[Config]:
+        """The best configs of GPUs with any number of multiprocessors."""
+        windows, taps = problem.n * problem.c * prod(problem.output), prod(problem.kernel)
+        marks = {windows // FEW, *(windows // (FEW * n) for n in (2, 4))}
+        marks |= {windows * taps // (FEW_SPREAD * n) for n in (1, 2, 4)}
+        return list(dict.fromkeys(self.automatic_configs(problem, count + 1)[0] for count in {0, *marks}))
+
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over 0.85 of the bandwidth; the first config is the best one."""
         slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0]) + 0.5 * (config.partition != "run")

@@ -268,9 +268,9 @@ class Im2colGemm(CudaAlgorithm[Config]):
         for images in {config.images, problem.n % config.images or config.images}:
             patches = self._patches(problem, images)
             given = self._expansion(config)
-            # Which of two is the GPU's own.
-            either = [given] if given else [im2col.automatic_configs(patches, few)[0] for few in (False, True)]
-            found += [im2col.source(patches, expansion) for expansion in either]
+            # One of them is the GPU's own.
+            any_of = [given] if given else im2col.best_anywhere(patches)
+            found += [im2col.source(patches, expansion) for expansion in any_of]
         return [*dict.fromkeys(found), *([] if config.gemm == "library" else [self.source(problem, config)])]
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
