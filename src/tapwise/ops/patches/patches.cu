@@ -202,14 +202,18 @@ __device__ __forceinline__ void col2im(const Patches &a) {
         const Coordinate step1 = steps ? stride1 : 1, step2 = steps ? stride2 : 1;
         for (Coordinate k0 = 0; k0 < kernel0; ++k0) {
             const Coordinate w0 = window_at(at0 - k0 * (Coordinate)a.dilation[0], a.stride[0], a.out[0]);
-            for (Coordinate k1 = steps ? at1 % step1 : 0; k1 < kernel1; k1 += step1)
+            for (Coordinate k1 = steps ? at1 % step1 : 0; k1 < kernel1; k1 += step1) {
+                const Coordinate w1 = window_at(at1 - k1 * (Coordinate)a.dilation[1], stride1, out1);
+                const bool real = w0 >= 0 && w1 >= 0;
+                const long long line = real ? ((long long)w0 * out1 + w1) * out2 : 0;
                 for (Coordinate k2 = steps ? at2 % step2 : 0; k2 < kernel2; k2 += step2) {
-                    const Coordinate w1 = window_at(at1 - k1 * (Coordinate)a.dilation[1], stride1, out1),
-                                     w2 = window_at(at2 - k2 * (Coordinate)a.dilation[2], stride2, out2);
+                    const Coordinate w2 = window_at(at2 - k2 * (Coordinate)a.dilation[2], stride2, out2);
                     const long long tap = ((long long)k0 * kernel1 + k1) * kernel2 + k2;
-                    if (w0 >= 0 && w1 >= 0 && w2 >= 0)
-                        sum[0] += upcast(columns[tap * windows + ((long long)w0 * out1 + w1) * out2 + w2]);
+                    // Read in any case: behind a branch, reads would not go out together.
+                    const A value = upcast(columns[tap * windows + line + max(w2, Coordinate(0))]);
+                    sum[0] += real && w2 >= 0 ? value : A(0);
                 }
+            }
         }
         write_sums<ACCUMULATE>(static_cast<T *>(a.y) + (long long)i, sum, true, 1);
     }
