@@ -17,6 +17,7 @@ from tapwise.cpu import jit, tile
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
 from tapwise.ops.conv.cpu import dgrad_direct_kernel as dgrad
+from tapwise.ops.conv.cpu import gemm_col2im_kernel
 from tapwise.ops.conv.cpu.depthwise import in_place, planes, small_planes
 from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
 from tapwise.ops.conv.cpu.depthwise import pixels as pixels_in_place
@@ -78,6 +79,7 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
             direct.generate, route="sums", lanes="channels", m=pixels, n=channels, **given
         ),
         "dgrad-direct": partial(dgrad.generate, m=dgrad_m, n=dgrad_n, ways=2),
+        "gemm-col2im": partial(gemm_col2im_kernel.generate, ways=2),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
         "depthwise-pixels": partial(pixels_in_place.generate, pixels=run[0], vectors=run[1]),

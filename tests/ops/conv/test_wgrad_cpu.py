@@ -104,3 +104,12 @@ def test_threads_do_not_change_the_bits(text: str, identifier: str, layout: str)
 def test_is_chosen(text: str, identifier: str, layout: str) -> None:
     problem = ConvProblem.parse(f"{text} wgrad {layout}")
     assert dispatch.choose(problem, host(2)).algorithm == identifier
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_one_tap_of_channels_that_are_no_whole_vectors(parts: int) -> None:
+    """Rows of sums are rows of dw, copied from where they are kept or added up."""
+    problem, device = ConvProblem.parse("n2 c41 h6 w7 k13 r1 s1 wgrad"), host(2)
+    configs = registry.get("cpu.direct", "wgrad").configs(problem, device)
+    config = next(one for one in configs if not one.swap and one.parts == parts)  # type: ignore[attr-defined]
+    assert (verdict := verify.check(problem, "cpu.direct", config, device=device)), verdict.message

@@ -202,8 +202,9 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
 
 
 # What a task costs, in cycles; measured.
-# A multiply-add of vectors; a pixel of a tile with too few of them to hide their latency.
-PRODUCT: Final = 0.74
+# A multiply-add of vectors, and where units are half as wide; a pixel of a tile with too few of them to hide their
+# latency.
+PRODUCT, HALVED = 0.74, 0.9
 LATENCY: Final = 3.0
 # A row of pixels in a tile; a tile's start and end; each of its vectors, loaded, added and stored.
 ROW: Final = 8.0
@@ -213,7 +214,7 @@ SUM: Final = 3.0
 SUMS_EXPOSED: Final = 0.4
 # The same of x and dy, which each task reads for itself, where they are large; small ones are read ahead.
 MEMORY_EXPOSED: Final = 0.5
-# An element brought into panels: transposed, copied, or one of few channels.
+# An element brought into panels: transposed (for each cycle that a vector takes), copied, or one of few channels.
 PACK_PLANAR: Final = 0.35
 PACK_LAST: Final = 0.25
 PACK_FLAT: Final = 1.5
@@ -250,14 +251,14 @@ class TaskCost:
         held = most_rows * most_vectors * g.taps * g.lanes * p.accumulator_bytes
         moved = 2 * held * (g.part_bands - (g.sums == "direct"))
         planar = p.layout == "nchw"
-        pack_dy = PACK_PLANAR if planar else PACK_LAST
+        pack_dy = PACK_PLANAR * self.device.vector_cycles if planar else PACK_LAST
         pack_x = PACK_FLAT if g.flat else pack_dy
         x_elements = g.part_bands * c.images * g.x_rows * p.spatial[1] * p.group_c * x_share
         dy_elements = p.n * prod(p.output) * p.group_k * dy_share * part
         read = (x_elements + dy_elements) * p.itemsize
         finish = 0.0 if g.sums == "direct" else FINISH_EACH if c.swap else FINISH
         cycles = {
-            "products": pixels * max(area * PRODUCT, tiles * LATENCY),
+            "products": pixels * max(area * (PRODUCT if self.device.vector_cycles == 1 else HALVED), tiles * LATENCY),
             "lines": tiles * (lines * (1 if g.flat else len(cols)) * ROW + g.part_bands * g.taps * TILE),
             "sums": g.part_bands * area * g.taps * SUM + SUMS_EXPOSED * costs.stream(moved, held),
             "memory": MEMORY_EXPOSED * costs.stream(read, p.bytes) if p.bytes > self.device.l3_bytes / 4 else 0.0,

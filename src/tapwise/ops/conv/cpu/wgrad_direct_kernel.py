@@ -185,11 +185,14 @@ def _emit_finish(k: Kernel, storage: str, planar: bool, swap: bool, flat: bool) 
                 k.rows(length, lambda i, lanes: k.store(out + i, k.load(here + i, lanes)))
         else:
             with k.loop(0, filters) as f:
-                here = sums + f * pitch
-                with k.loop(0, channels, k.lanes) as c:
-                    emit_channels(k, here + c, tap_step, a.taps, line + c * window, k.lanes)
-                out = dw + f * size + c0 * window
-                k.rows(channels * window, lambda i, lanes: k.store(out + i, k.load(line + i, lanes)))
+                here, out = sums + f * pitch, dw + f * size + c0 * window
+                with k.if_else(a.taps.eq(1)) as (one, many):
+                    with one:
+                        k.rows(channels, lambda i, lanes: k.store(out + i, k.load(here + i, lanes)))
+                    with many:
+                        with k.loop(0, channels, k.lanes) as c:
+                            emit_channels(k, here + c, tap_step, a.taps, line + c * window, k.lanes)
+                        k.rows(channels * window, lambda i, lanes: k.store(out + i, k.load(line + i, lanes)))
 
 
 def emit_channels(k: Kernel, sums: Ptr, tap_step: Int, taps: Int, line: Ptr, lanes: int) -> None:
