@@ -79,7 +79,6 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
             direct.generate, route="sums", lanes="channels", m=pixels, n=channels, **given
         ),
         "dgrad-direct": partial(dgrad.generate, m=dgrad_m, n=dgrad_n, ways=2),
-        "gemm-col2im": partial(gemm_col2im_kernel.generate, ways=2),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
         "depthwise-pixels": partial(pixels_in_place.generate, pixels=run[0], vectors=run[1]),
@@ -135,6 +134,16 @@ def test_one_vector_of_channels_has_pixels_by_twos(name: str, kernel: str) -> No
         assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", m=m, n=n, **PLAIN))
         text = functions(assembly)[f"tile_{2 * m}_1"]
         assert not SPILL.search(text) and len(re.findall(FMA[name, "f32"], text)) >= 2 * m
+
+
+@pytest.mark.parametrize(
+    ("name", "sum_"), [("avx512", r"vaddps\s.*%zmm"), ("avx2", r"vaddps\s.*%ymm"), ("neon", r"fadd\s")]
+)
+def test_products_are_added_up_as_vectors(name: str, sum_: str) -> None:
+    task = functions(jit.assembly(gemm_col2im_kernel.generate(target(name), dtype="f32", ways=2, **PLAIN)))["task"]
+    assert re.search(sum_, task)
+    if name != "neon":
+        assert re.search(r"vmovups\s.*\{%k\d\} \{z\}|vmaskmovps\s|vblendvps\s|vaddps\s.*\{%k\d\}", task)
 
 
 @pytest.mark.parametrize(("name", "planes", "weights"), [("avx512", 2, 7), ("avx2", 1, 4)])
