@@ -196,6 +196,16 @@ def test_tiles_ask_for_the_output_that_they_write(name: str, asks: str) -> None:
         assert len(re.findall(asks, functions(assembly)[f"tile_{m}_{n}"])) == times
 
 
+def test_tiles_in_place_ask_for_lines_of_the_next_pixels() -> None:
+    """One a term, from an address that is the tile's own: the tiles of a column ask for different lines."""
+    vector = target("avx512")
+    m, n = tile.shapes(vector)[0]
+    for kernel in ("direct-in-place", "direct-straight"):
+        parts = functions(jit.assembly(generators(vector)[kernel](vector, dtype="f32", **PLAIN)))
+        asked = len(re.findall(r"prefetcht1\s+\(", parts[f"tile_{m}_{n}"]))
+        assert asked == (tile.UNROLL + 1 if kernel == "direct-in-place" else 0)
+
+
 @pytest.mark.parametrize("kernel", ["direct-pixels", "direct-channels", "direct-straight"])
 def test_pairs_of_bfloat16(kernel: str, share: Share) -> None:
     """Tiles multiply pairs, without spills; the rest of AVX-512 and NEON has neither that nor the rounding."""

@@ -182,9 +182,10 @@ def emit_straight(
     run(x, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, count, length, *filters' own) computes for
     `count` filters f and pixels i of a run of at least one vector: y[f * pitch + i] (+)= sum over kk of
     w[f, kk] * x[offsets[kk] + i], with bias, residual and activation when `finish`. The run's last vector overlaps the
-    one before where that does no harm: within a tile. `fetch_x` asks for the next pixels of each term ahead of time:
-    for an x that is read where it lies. `fetch_y` asks for a tile's lines of y and of the residual as it begins: where
-    no cache holds them, and rows lie too far apart for the machine's own prefetcher.
+    one before where that does no harm: within a tile. `fetch_x` asks for each term's next pixels ahead of time, of an x
+    that is read where it lies: the tiles of a column share the lines of the next. `fetch_y` asks for a tile's lines of
+    y and of the residual as it begins: where no cache holds them, and rows lie too far apart for the machine's own
+    prefetcher.
     """
     storage, vector = epilogue.storage, k.lanes
     for m in range(1, m_most + 1):
@@ -202,8 +203,10 @@ def emit_straight(
 
             def tile(m: int, f: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
                 x, tail, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, _, *own = arguments
+                # The last pixel of the next columns' first vector, second, and so on: another for each tile in turn.
+                ahead = x + ((f // m_most % n + (n + 1)) * vector - 1)
                 k.call(
-                    f"tile_{m}_{n}", x, tail, offsets, terms, filters.at(w, f, terms, own), bias + f,
+                    f"tile_{m}_{n}", x, ahead, tail, offsets, terms, filters.at(w, f, terms, own), bias + f,
                     residual + f * pitch, y + f * pitch, pitch, accumulate, finish, *own,
                 )  # fmt: skip
 
@@ -241,9 +244,9 @@ def _straight_tile(
     storage = epilogue.storage
     with k.function(
         f"tile_{m_count}_{n_count}",
-        x=k.dtype, tail=INT, offsets="i64", terms=INT, w=k.dtype, bias=storage, residual=storage, y=storage, pitch=INT,
-        accumulate=I1, finish=I1, **filters.parameters,
-    ) as (x, tail, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, *own):  # fmt: skip
+        x=k.dtype, ahead=k.dtype, tail=INT, offsets="i64", terms=INT, w=k.dtype, bias=storage, residual=storage,
+        y=storage, pitch=INT, accumulate=I1, finish=I1, **filters.parameters,
+    ) as (x, ahead, tail, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, *own):  # fmt: skip
         places = [k.integer(n * k.lanes) for n in range(n_count - 1)] + ([tail] if n_count > 1 else [k.integer(0)])
         sums = [[k.var(k.constant(0.0)) for _ in range(n_count)] for _ in range(m_count)]
         with k.if_(accumulate.value):
@@ -262,9 +265,10 @@ def _straight_tile(
         own = filters.reach(own, m_count)
 
         def step(kk: Int) -> None:
-            term = x + k.load_int(offsets + kk)
+            at = k.load_int(offsets + kk)
+            term = x + at
             if fetch_x:
-                k.prefetch(term + n_count * k.lanes)
+                k.prefetch(ahead + at)
             loaded = [k.load(term + place) for place in places]
             for m, factor in enumerate(filters.factors(w, kk, terms, m_count, panel, own)):
                 scalar = k.broadcast(factor)
