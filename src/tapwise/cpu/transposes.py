@@ -27,7 +27,7 @@ def emit_to_pixels(k: Kernel, storage: str) -> None:
                 here, there = [source + first * pitch + at], out + at * step + first
                 for _ in range(k.lanes - 1):
                     here.append(here[-1] + pitch)
-                for pixel in _columns(k, here, count):
+                for pixel in columns_of(k, here, count):
                     shift = 0
                     for vector in pixel:
                         k.store(there + shift, vector)
@@ -51,7 +51,7 @@ def emit_to_planes(epilogue: Epilogue) -> None:
                 for _ in range(pixel_count - 1):
                     here.append(here[-1] + step)
                 spot = f * pitch + at
-                for lane, (value,) in enumerate(_columns(k, here, k.lanes)):
+                for lane, (value,) in enumerate(columns_of(k, here, k.lanes)):
                     with k.if_(count > f + lane):
                         k.store(y + spot, epilogue.finish(value, bias + f + lane, residual + spot))
                     spot = spot + pitch
@@ -59,7 +59,7 @@ def emit_to_planes(epilogue: Epilogue) -> None:
             k.rows(pixels, body)
 
 
-def _columns(k: Kernel, rows: Sequence[Ptr], count: int) -> list[list[Any]]:
+def columns_of(k: Kernel, rows: Sequence[Ptr], count: int) -> list[list[Any]]:
     """Of `count` elements at each of `rows`: of each column the vectors that hold it."""
     if BYTES[k.dtype] == 4 and len(rows) % 4 == count % 4 == 0:
         return [[column] for column in _by_quarters(k, rows, count)]
@@ -77,7 +77,7 @@ def _columns(k: Kernel, rows: Sequence[Ptr], count: int) -> list[list[Any]]:
 
 
 def _by_quarters(k: Kernel, rows: Sequence[Ptr], count: int) -> list[Any]:
-    """As _columns: 4, 8 or 16 rows, elements of four bytes; by shuffles within quarters of 128 bits, which are fast.
+    """As columns_of: 4, 8 or 16 rows, elements of four bytes; by shuffles within quarters of 128 bits, which are fast.
 
     Rows four apart share a vector, so that quarters come where they belong: 4x4 elements are transposed within each.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Config
 from tapwise.arrays.workspaces import scratch
 from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.wgrad_direct import DirectWgrad, Geometry
 from tapwise.ops.conv.problem import ConvProblem
 
 DENSE = [
@@ -112,4 +115,16 @@ def test_one_tap_of_channels_that_are_no_whole_vectors(parts: int) -> None:
     problem, device = ConvProblem.parse("n2 c41 h6 w7 k13 r1 s1 wgrad"), host(2)
     configs = registry.get("cpu.direct", "wgrad").configs(problem, device)
     config = next(one for one in configs if not one.swap and one.parts == parts)  # type: ignore[attr-defined]
+    assert (verdict := verify.check(problem, "cpu.direct", config, device=device)), verdict.message
+
+
+@pytest.mark.parametrize("l2_bytes", [8 << 10, 12 << 10, 16 << 10])
+def test_parts_have_the_same_number_of_bands(l2_bytes: int) -> None:
+    """Of 19 rows: bands of at most as many as L2 holds, the same number in each of two parts."""
+    problem, device = ConvProblem.parse("c33 h19 w6 k13 r3 s3 pad1 wgrad"), replace(host(2), l2_bytes=l2_bytes)
+    config = next(one for one in DirectWgrad().configs(problem, device) if one.parts == 2)
+    geometry = Geometry(problem, config, device)
+    edges = [band * 19 // geometry.row_blocks for band in range(geometry.bands + 1)]
+    assert geometry.bands == 2 * geometry.part_bands > 2
+    assert max(end - begin for begin, end in itertools.pairwise(edges)) <= config.rows
     assert (verdict := verify.check(problem, "cpu.direct", config, device=device)), verdict.message

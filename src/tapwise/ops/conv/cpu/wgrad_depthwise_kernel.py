@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import I1, INT, Int, Kernel, Ptr, Target
-from tapwise.ops.conv.cpu.wgrad_direct_kernel import emit_channels, emit_pack
+from tapwise.ops.conv.cpu.wgrad_direct_kernel import emit_channels
+from tapwise.ops.conv.cpu.wgrad_panels import emit_pack
 
 # Of each row (column) of taps: rows (columns) of dy that meet x there, and where output 0 meets it.
 RANGE: Final = 3

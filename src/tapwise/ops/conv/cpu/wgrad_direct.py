@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import ClassVar, Final
 
 import numpy as np
@@ -34,7 +34,7 @@ class Config(BaseConfig):
     """Tile: `m` broadcast rows by `n` vectors; rows are filters and lanes channels, or the other way round (`swap`).
 
     A task is a block of x's and dy's panels (of such rows or vectors), in one of `parts` parts of the pixels; it takes
-    `images` images and `rows` rows of dy at a time.
+    `images` images and up to `rows` rows of dy at a time.
     """
 
     swap: bool
@@ -65,8 +65,12 @@ class Geometry:
         here = p.layout == "nhwc" and not p.widened
         self.pack_x = self.flat or not here or not (c.swap or p.group_c % lanes == 0)
         self.pack_dy = not here or (c.swap and p.group_k % lanes != 0)
-        self.row_blocks = ceil_div(p.output[0], c.rows)
-        self.bands = self.row_blocks * ceil_div(p.n, c.images)
+        # Bands of one image have even shares of its rows, and parts the same number of bands, where they can.
+        image_blocks, row_blocks = ceil_div(p.n, c.images), ceil_div(p.output[0], c.rows)
+        even = round_up(row_blocks, c.parts // gcd(c.parts, image_blocks))
+        self.row_blocks = even if even <= p.output[0] else row_blocks
+        rows = ceil_div(p.output[0], self.row_blocks)
+        self.bands = self.row_blocks * image_blocks
         self.part_bands = ceil_div(self.bands, c.parts)
         self.parts = ceil_div(self.bands, self.part_bands)
         self.tasks = p.groups * self.x_blocks * self.dy_blocks * self.parts
@@ -76,16 +80,16 @@ class Geometry:
         x_pitch, dy_pitch = (row_pitch, lane_pitch) if c.swap else (lane_pitch, row_pitch)
         self.row_step = p.stride[0] if p.kernel[0] == 1 and p.padding[0][0] == 0 else 1
         reach = (p.kernel[0] - 1) * p.dilation[0] + 1
-        self.x_rows = ceil_div(min(p.spatial[0], (c.rows - 1) * p.stride[0] + reach), self.row_step)
+        self.x_rows = ceil_div(min(p.spatial[0], (rows - 1) * p.stride[0] + reach), self.row_step)
         self.flat_width = (p.output[1] - 1) * p.stride[1] + p.kernel[1]
         self.x_panel = c.images * self.x_rows * p.spatial[1] * x_pitch + lanes
-        self.dy_panel = c.images * c.rows * p.output[1] * dy_pitch + lanes
+        self.dy_panel = c.images * rows * p.output[1] * dy_pitch + lanes
         flat_size = c.images * self.x_rows * self.flat_width * p.group_c + (c.n + 1) * lanes + c.m
         x_size = flat_size if self.flat else c.x_block * self.x_panel if self.pack_x else 0
-        rows, vectors = self.block_sizes()
+        sum_rows, vectors = self.block_sizes()
         self.dy_at = round_up(x_size, 32)
         self.sums_at = self.dy_at + round_up(c.dy_block * self.dy_panel if self.pack_dy else 0, 32)
-        block = rows * self.taps * vectors * lanes if self.sums == "scratch" else 0
+        block = sum_rows * self.taps * vectors * lanes if self.sums == "scratch" else 0
         self.line_at = self.sums_at + round_up(block, 32)
         line = 0 if self.sums == "direct" else prod(p.kernel) * round_up(p.group_c, lanes) + lanes
         self.scratch_bytes = round_up((self.line_at + line) * p.accumulator_bytes, 64)
@@ -139,7 +143,7 @@ class Geometry:
             "flat_width": self.flat_width, "row_step": self.row_step,
             "x_panels": self.x_panels, "x_more": self.x_more, "x_block": c.x_block, "x_blocks": self.x_blocks,
             "dy_panels": self.dy_panels, "dy_more": self.dy_more, "dy_block": c.dy_block, "dy_blocks": self.dy_blocks,
-            "band_images": c.images, "band_rows": c.rows, "row_blocks": self.row_blocks, "bands": self.bands,
+            "band_images": c.images, "row_blocks": self.row_blocks, "bands": self.bands,
             "part_bands": self.part_bands, "parts": self.parts, "parts_at": self.scratch_bytes * self.workers,
             "part_step": self.part_step, "x_panel": self.x_panel, "dy_panel": self.dy_panel, "dy_at": self.dy_at,
             "sums_at": self.sums_at, "line_at": self.line_at, "sum_lanes": self.sum_lanes,

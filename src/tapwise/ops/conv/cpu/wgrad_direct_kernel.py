@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tapwise.cpu.copies import emit_zeros, interleave
+from tapwise.cpu.copies import interleave
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import I1, INT, Int, Kernel, Ptr, Target
+from tapwise.ops.conv.cpu.wgrad_panels import emit_pack, emit_pack_flat
 
 # Of each tap: rows and columns of dy that meet x there, and where tap (0, 0) of pixel (0, 0) lies in x.
 TAP: Final = ("p_first", "p_end", "q_first", "q_end", "row", "col")
@@ -20,7 +21,7 @@ FIELDS: Final = (
     *COMMON, "taps_at", "images", "groups", "c", "k", "h", "w_in", "p", "q", "kernel_h", "kernel_w",
     "stride_h", "stride_w", "pad_h", "pad_w", "reach_h", "taps", "flat_width", "row_step",
     "x_panels", "x_more", "x_block", "x_blocks", "dy_panels", "dy_more", "dy_block", "dy_blocks",
-    "band_images", "band_rows", "row_blocks", "bands", "part_bands", "parts", "parts_at", "part_step",
+    "band_images", "row_blocks", "bands", "part_bands", "parts", "parts_at", "part_step",
     "x_panel", "dy_panel", "dy_at", "sums_at", "line_at", "sum_lanes", "finish_rows", "finish_tasks",
 )  # fmt: skip
 
@@ -36,7 +37,7 @@ def generate(
         for vectors in {n, max(1, n - 1)}:
             _emit_tile(k, rows, vectors)
     if pack_x and flat:
-        _emit_pack_flat(k, storage, planar)
+        emit_pack_flat(k, FIELDS, storage, planar)
     elif pack_x:
         pitch = pitch_of(m) if swap else n * k.lanes
         emit_pack(k, storage, planar, "pack_x", pitch, pitch if swap else k.lanes)
@@ -86,75 +87,6 @@ def _emit_tile(k: Kernel, m: int, n: int) -> None:
                 for i in range(m):
                     for j in range(n):
                         k.store(cells[i][j], sums[i][j].get())
-
-
-def emit_pack(k: Kernel, storage: str, planar: bool, name: str, pitch: int, streams: int) -> None:
-    """pack(source, step, out, count, length): `length` pixels of `count` channels, `pitch` elements a pixel in `out`.
-
-    `step`: from a channel's plane to the next (NCHW; `streams` of them are transposed at a time), or from pixel to
-    pixel. What is not there of a panel is filled with its last channel, or not at all: no sum of it is used.
-    """
-    with k.function(name, source=storage, step=INT, out=k.dtype, count=INT, length=INT) as (
-        source, step, out, count, length,
-    ):  # fmt: skip
-        if not planar:
-            with k.if_else(count.eq(pitch)) as (whole, part):
-                with whole, k.loop(0, length) as i:
-                    width = min(pitch, k.lanes)
-                    for at in range(0, pitch, width):
-                        k.store(out + i * pitch + at, k.load(source + i * step + at, width))
-                with part, k.loop(0, length) as i:
-                    there, here = source + i * step, out + i * pitch
-                    k.rows(count, lambda j, lanes: k.store(here + j, k.load(there + j, lanes)))
-            return
-        with k.loop(0, count, streams) as first:
-            planes = [source + (first + j).min(count - 1) * step for j in range(streams)]
-            start = out + first
-
-            def body(i: Int, lanes: int) -> None:
-                loaded = [k.load(plane + i, lanes) for plane in planes]
-                pieces = loaded if lanes == 1 else interleave(k, loaded)
-                for at, piece in enumerate(pieces):
-                    pixel, channel = divmod(at * lanes, streams)
-                    k.store(start + (i + pixel) * pitch + channel, piece)
-
-            k.rows(length, body)
-
-
-def _emit_pack_flat(k: Kernel, storage: str, planar: bool) -> None:
-    """pack_flat(args, source, out, c): one row of x, its `c` channels side by side, zeros beyond its columns."""
-    with k.function("pack_flat", args="i64", source=storage, out=k.dtype, c=INT) as (args, source, out, c):
-        a = Fields(k, args, FIELDS)
-        width = a.w_in.min(a.flat_width - a.pad_w).max(0)
-        emit_zeros(k, out, a.flat_width * c)
-        inside = out + a.pad_w * c
-        if planar:
-            plane = a.h * a.w_in
-            three = c.eq(3)
-            done = k.var(k.integer(0))
-            with k.if_(three):
-                whole = width - width % k.lanes
-                with k.loop(0, whole, k.lanes) as i:
-                    loaded = [k.load(source + j * plane + i) for j in range(3)]
-                    for part in range(3):
-                        k.store(inside + i * 3 + part * k.lanes, _third(k, loaded, part))
-                done.set(whole)
-            with k.loop(0, c) as channel, k.loop(done.get(), width) as i:
-                k.store(inside + i * c + channel, k.load(source + channel * plane + i, 1))
-        else:
-            with k.if_else(c.eq(a.c)) as (whole_pixels, parts):
-                with whole_pixels:
-                    k.rows(width * c, lambda i, lanes: k.store(inside + i, k.load(source + i, lanes)))
-                with parts, k.loop(0, width) as i, k.loop(0, c) as channel:
-                    k.store(inside + i * c + channel, k.load(source + i * a.c + channel, 1))
-
-
-def _third(k: Kernel, streams: list[Any], part: int) -> Any:
-    """Vector `part` of three streams interleaved."""
-    lanes, elements = k.lanes, [divmod(part * k.lanes + lane, 3) for lane in range(k.lanes)]
-    two = k.shuffle(streams[0], streams[1], [at + (lanes if stream == 1 else 0) for at, stream in elements])
-    picks = [lanes + at if stream == 2 else lane for lane, (at, stream) in enumerate(elements)]
-    return k.shuffle(two, streams[2], picks)
 
 
 def _emit_finish(k: Kernel, storage: str, planar: bool, swap: bool, flat: bool) -> None:
@@ -287,8 +219,8 @@ def _emit_task(
             first_band = part * a.part_bands
             with k.loop(first_band, (first_band + a.part_bands).min(a.bands)) as band:
                 row_block, image_block = band % a.row_blocks, band // a.row_blocks
-                image0, p0 = image_block * a.band_images, row_block * a.band_rows
-                images, rows = (a.images - image0).min(a.band_images), (a.p - p0).min(a.band_rows)
+                image0, p0 = image_block * a.band_images, row_block * a.p // a.row_blocks
+                images, rows = (a.images - image0).min(a.band_images), (row_block + 1) * a.p // a.row_blocks - p0
                 h0 = (p0 * a.stride_h - a.pad_h).max(0)
                 h1 = ((p0 + rows - 1) * a.stride_h - a.pad_h + a.reach_h).min(a.h).max(h0)
                 x_rows = (h1 - h0 + (a.row_step - 1)) // a.row_step
