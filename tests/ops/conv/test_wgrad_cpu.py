@@ -28,6 +28,8 @@ DENSE = [
     "n2 c48 h17 w16 k20 r5 s5 pad2",
     "n2 c17 h9 w33 k17 r2 s2 stride3 pad4 dilation2",
     "n2 c32 h7 w6 k16 r3 s3 pad0:1x2:0 groups2",
+    "c71 h5 w6 k9 r2 s2",
+    "c85 h4 w5 k7 r3 s3 pad1",
 ]
 DEPTHWISE = [
     "n2 c32 h9 w11 k32 r3 s3 pad1 groups32",

@@ -8,6 +8,7 @@ there are no masks and no zeros, but for few channels: those lie side by side wi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
@@ -33,8 +34,8 @@ _TILES: Final = {16: ((6, 2), (4, 3)), 32: ((12, 2), (8, 3), (6, 4))}
 class Config(BaseConfig):
     """Tile: `m` broadcast rows by `n` vectors; rows are filters and lanes channels, or the other way round (`swap`).
 
-    A task is a block of x's and dy's panels (of such rows or vectors), in one of `parts` parts of the pixels; it takes
-    `images` images and up to `rows` rows of dy at a time.
+    A task is a block of at most `x_block` of x's panels (of such rows or vectors) by `dy_block` of dy's, in one of
+    `parts` parts of the pixels; it takes `images` images and at most `rows` rows of dy at a time.
     """
 
     swap: bool
@@ -91,7 +92,7 @@ class Geometry:
         self.sums_at = self.dy_at + round_up(c.dy_block * self.dy_panel if self.pack_dy else 0, 32)
         block = sum_rows * self.taps * vectors * lanes if self.sums == "scratch" else 0
         self.line_at = self.sums_at + round_up(block, 32)
-        line = 0 if self.sums == "direct" else prod(p.kernel) * round_up(p.group_c, lanes) + lanes
+        line = 0 if self.sums == "direct" else prod(p.kernel) * min(round_up(p.group_c, lanes), 2 * lanes) + lanes
         self.scratch_bytes = round_up((self.line_at + line) * p.accumulator_bytes, 64)
         # Of parts: all sums of a group, in whole vectors.
         lane_length = p.group_k if c.swap else self.x_length
@@ -141,8 +142,8 @@ class Geometry:
             "stride_h": p.stride[0], "stride_w": p.stride[1], "pad_h": p.padding[0][0], "pad_w": p.padding[1][0],
             "reach_h": (p.kernel[0] - 1) * p.dilation[0] + 1, "taps": self.taps,
             "flat_width": self.flat_width, "row_step": self.row_step,
-            "x_panels": self.x_panels, "x_more": self.x_more, "x_block": c.x_block, "x_blocks": self.x_blocks,
-            "dy_panels": self.dy_panels, "dy_more": self.dy_more, "dy_block": c.dy_block, "dy_blocks": self.dy_blocks,
+            "x_panels": self.x_panels, "x_more": self.x_more, "x_blocks": self.x_blocks,
+            "dy_panels": self.dy_panels, "dy_more": self.dy_more, "dy_blocks": self.dy_blocks,
             "band_images": c.images, "row_blocks": self.row_blocks, "bands": self.bands,
             "part_bands": self.part_bands, "parts": self.parts, "parts_at": self.scratch_bytes * self.workers,
             "part_step": self.part_step, "x_panel": self.x_panel, "dy_panel": self.dy_panel, "dy_at": self.dy_at,
@@ -223,9 +224,11 @@ PACK_PLANAR: Final = 0.35
 PACK_LAST: Final = 0.25
 PACK_FLAT: Final = 1.5
 # An element of dw written from the sums: in vectors, or by itself.
-FINISH: Final = 0.4
+FINISH: Final = 0.2
 FINISH_EACH: Final = 1.5
 START: Final = 300.0
+# Tasks that are counted one by one: of more, all workers have about the same.
+COUNTED: Final = 64
 
 
 class TaskCost:
@@ -237,12 +240,9 @@ class TaskCost:
         self.costs = Costs(device, problem.accumulator_bytes)
 
     def breakdown(self) -> Breakdown:
-        """All parts of a task: of the largest where each worker has but one, else of the average."""
+        """All parts of the average task, times what the slowest worker has more than its share."""
         p, c, g, costs = self.problem, self.config, self.geometry, self.costs
-        few = g.tasks <= self.device.threads
-        x_share = c.x_block / g.x_panels if few else 1 / g.x_blocks
-        dy_share = c.dy_block / g.dy_panels if few else 1 / g.dy_blocks
-        part = g.part_bands / g.bands if few else 1 / g.parts
+        x_share, dy_share, part = 1 / g.x_blocks, 1 / g.dy_blocks, 1 / g.parts
         cols = [q1 - q0 for q0, q1, _ in (tap_range(p, 1, s) for s in range(p.kernel[1]))]
         rows = [p1 - p0 for p0, p1, _ in (tap_range(p, 0, r) for r in range(p.kernel[0]))]
         lines = p.n * sum(rows) * part
@@ -270,7 +270,32 @@ class TaskCost:
             "finishing": area * g.taps * g.lanes * finish * g.parts,
             "start": START + (self.device.start_us * costs.cycles_per_us if g.parts > 1 else 0.0),
         }
-        return Breakdown(costs, cycles, g.tasks)
+        longest = self.longest()
+        return Breakdown(costs, {name: longest * part for name, part in cycles.items()}, g.tasks)
+
+    def longest(self) -> float:
+        """The products of the worker that has most, over those of as many average tasks as it has tasks at most."""
+        g, threads = self.geometry, self.device.threads
+        if g.tasks > COUNTED:
+            return 1.0
+        x_units, dy_units = units(self.problem, g.lanes, self.config.swap)
+        x_sizes, dy_sizes = _sizes(x_units, g.x_panels, g.x_blocks), _sizes(dy_units, g.dy_panels, g.dy_blocks)
+        last = g.bands - (g.parts - 1) * g.part_bands
+        parts = [g.part_bands] * (g.parts - 1) + [last]
+        loads = [0] * min(threads, g.tasks)
+        for part, _, dy_size, x_size in itertools.product(parts, range(self.problem.groups), dy_sizes, x_sizes):
+            # Who is done first draws the next.
+            loads[loads.index(min(loads))] += part * dy_size * x_size
+        total = self.problem.groups * g.bands * dy_units * x_units
+        return max(loads) * g.tasks / (ceil_div(g.tasks, threads) * total)
+
+
+def _sizes(units: int, panels: int, blocks: int) -> list[int]:
+    """Rows or vectors of each block of panels, the first of which may have one more."""
+    starts = [block * panels // blocks for block in range(blocks + 1)]
+    least, more = divmod(units, panels)
+    starts = [least * panel + min(panel, more) for panel in starts]
+    return [end - begin for begin, end in itertools.pairwise(starts)]
 
 
 class PartsPlan(KernelPlan):

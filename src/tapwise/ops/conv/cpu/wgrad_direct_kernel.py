@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tapwise.cpu.copies import interleave
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import I1, INT, Int, Kernel, Ptr, Target
+from tapwise.cpu.transposes import columns_of
 from tapwise.ops.conv.cpu.wgrad_panels import emit_pack, emit_pack_flat
 
 # Of each tap: rows and columns of dy that meet x there, and where tap (0, 0) of pixel (0, 0) lies in x.
@@ -20,7 +20,7 @@ TAP: Final = ("p_first", "p_end", "q_first", "q_end", "row", "col")
 FIELDS: Final = (
     *COMMON, "taps_at", "images", "groups", "c", "k", "h", "w_in", "p", "q", "kernel_h", "kernel_w",
     "stride_h", "stride_w", "pad_h", "pad_w", "reach_h", "taps", "flat_width", "row_step",
-    "x_panels", "x_more", "x_block", "x_blocks", "dy_panels", "dy_more", "dy_block", "dy_blocks",
+    "x_panels", "x_more", "x_blocks", "dy_panels", "dy_more", "dy_blocks",
     "band_images", "row_blocks", "bands", "part_bands", "parts", "parts_at", "part_step",
     "x_panel", "dy_panel", "dy_at", "sums_at", "line_at", "sum_lanes", "finish_rows", "finish_tasks",
 )  # fmt: skip
@@ -122,9 +122,14 @@ def _emit_finish(k: Kernel, storage: str, planar: bool, swap: bool, flat: bool) 
                     with one:
                         k.rows(channels, lambda i, lanes: k.store(out + i, k.load(here + i, lanes)))
                     with many:
-                        with k.loop(0, channels, k.lanes) as c:
-                            emit_channels(k, here + c, tap_step, a.taps, line + c * window, k.lanes)
-                        k.rows(channels * window, lambda i, lanes: k.store(out + i, k.load(line + i, lanes)))
+                        # What a block writes beyond itself is written again while a vector of channels follows it.
+                        there = (channels - k.lanes).max(0) // k.lanes * k.lanes
+                        with k.loop(0, there, k.lanes) as c:
+                            emit_channels(k, here + c, tap_step, a.taps, out + c * window, k.lanes)
+                        with k.loop(there, channels, k.lanes) as c:
+                            emit_channels(k, here + c, tap_step, a.taps, line + (c - there) * window, k.lanes)
+                        rest = out + there * window
+                        k.rows((channels - there) * window, lambda i, lanes: k.store(rest + i, k.load(line + i, lanes)))
 
 
 def emit_channels(k: Kernel, sums: Ptr, tap_step: Int, taps: Int, line: Ptr, lanes: int) -> None:
@@ -132,12 +137,19 @@ def emit_channels(k: Kernel, sums: Ptr, tap_step: Int, taps: Int, line: Ptr, lan
 
     A store of a vector of taps reaches into the next channel, which is written later; so the last taps come first.
     """
-    groups = (taps + (lanes - 1)) // lanes
-    with k.loop(0, groups) as number:
-        first = (groups - 1 - number) * lanes
-        loaded = [k.load(sums + (first + j).min(taps - 1) * tap_step, lanes) for j in range(lanes)]
-        for channel, value in enumerate(interleave(k, loaded)):
+
+    def part(first: Int, count: int) -> None:
+        rows = [sums + (first + j).min(taps - 1) * tap_step for j in range(count)]
+        for channel, (value,) in enumerate(columns_of(k, rows, lanes)):
             k.store(line + taps * channel + first, value)
+
+    with k.if_else(taps <= min(4, lanes)) as (few, many):
+        with few:
+            part(k.integer(0), min(4, lanes))
+        with many:
+            groups = (taps + (lanes - 1)) // lanes
+            with k.loop(0, groups) as number:
+                part((groups - 1 - number) * lanes, lanes)
 
 
 def _emit_finish_task(k: Kernel, swap: bool) -> None:
@@ -197,8 +209,9 @@ def _emit_task(
         x_length = group_c * a.kernel_w if flat else group_c
         with a.draws(worker) as number:
             x_block, dy_block, group, part = unravel(number, a.x_blocks, a.dy_blocks, a.groups)
-            first = {"x": x_block * a.x_block, "dy": dy_block * a.dy_block}
-            end = {"x": (first["x"] + a.x_block).min(a.x_panels), "dy": (first["dy"] + a.dy_block).min(a.dy_panels)}
+            of = {"x": (x_block, a.x_panels, a.x_blocks), "dy": (dy_block, a.dy_panels, a.dy_blocks)}
+            first = {name: block * panels // blocks for name, (block, panels, blocks) in of.items()}
+            end = {name: (block + 1) * panels // blocks for name, (block, panels, blocks) in of.items()}
             c0, k0 = x_side.start(first["x"]), dy_side.start(first["dy"])
             channels = x_side.start(end["x"]).min(x_length) - c0
             filters = dy_side.start(end["dy"]).min(group_k) - k0
