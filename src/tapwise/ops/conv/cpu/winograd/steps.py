@@ -74,7 +74,8 @@ def emit_accumulate(k: Kernel, high: Transform, wide: Transform, lanes: str) -> 
 def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int, lanes: int) -> None:
     """`pack_task`: G_h w G_w^T of all filters, each product's matrix in the panels that tile.block reads.
 
-    `lanes` filters of a panel at once; the narrower last panel goes one filter at a time, with zeros up to filter_pad.
+    `lanes` filters of a panel at once; vectors of a narrower last panel are filled up with its last filter, whose sums
+    go nowhere. A last panel that is no whole vectors goes one filter at a time.
     """
     taps_h, taps_w = len(high.g[0]), len(wide.g[0])
     with entry(k, FIELDS, "pack_task") as (a, worker):
@@ -94,8 +95,8 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                 base = packed + group * products * a.matrix + channel * a.filter_pad + k0 * channels
 
                 def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
-                    source = w + (group * a.w_g + (k0 + shift) * a.w_k + (channel + c) * a.w_c)
-                    filters = [source + a.w_k * lane for lane in range(lanes)]
+                    source = w + (group * a.w_g + k0 * a.w_k + (channel + c) * a.w_c)
+                    filters = [source + (shift + lane).min(real - 1) * a.w_k for lane in range(lanes)]
                     places = [[a.w_r * r + a.w_s * s for s in range(taps_w)] for r in range(taps_h)]
                     taps = [[_across(k, filters, place) for place in row] for row in places]
                     for i, down in enumerate(high.g):
@@ -104,14 +105,11 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                             value = combine(k, list(zip(across, row, strict=True)))
                             k.store(base + a.matrix * (i * wide.products + j) + c * width + shift, value)
 
-                with k.if_else(real.eq(panel)) as (whole, partial):
-                    with whole, k.loop(begin, stop) as c, k.loop(0, panel, lanes) as shift:
+                with k.if_else((width % lanes).eq(0)) as (whole, partial):
+                    with whole, k.loop(begin, stop) as c, k.loop(0, width, lanes) as shift:
                         transform(c, shift, lanes, base, k0, channel, width)
-                    with partial, k.loop(begin, stop) as c:
-                        with k.loop(0, real) as shift:
-                            transform(c, shift, 1, base, k0, channel, width)
-                        with k.loop(0, products) as product, k.loop(real, width) as shift:
-                            k.store(base + a.matrix * product + c * width + shift, k.constant(0.0, 1))
+                    with partial, k.loop(begin, stop) as c, k.loop(0, width) as shift:
+                        transform(c, shift, 1, base, k0, channel, width)
 
 
 def _across(k: Kernel, filters: Sequence[Ptr], tap: Int) -> Any:

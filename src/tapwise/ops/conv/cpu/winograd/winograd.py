@@ -206,7 +206,7 @@ BY_VECTORS: Final = 0.67
 # what is then chosen four layers of stride 2 take 0.81 to 0.88 of the time, five others 0.96 to 1.14).
 CHANNELS_WHOLE: Final = 1.05
 # Filters: cycles of a product's transform for the filters of one panel and channel.
-FILTER: Final = 7.0
+FILTER: Final = 6.0
 # Transformed filters that were just written, microseconds a MB: where vectors are loaded at once (Emerald Rapids: 686
 # times of 49 gradients, two threads, within a fifth), and where each thread begins with all of them, half of which
 # another holds (there, and on a Zen 4: 40 gradients and 20 calls); how often they go to memory and back where L3 is too
