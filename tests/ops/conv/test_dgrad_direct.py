@@ -16,6 +16,8 @@ PROBLEMS = [
     "n2 c6 h10 w12 k4 r5 s3 stride2 pad2x1 groups2 bias sigmoid dgrad",
     "c12 h13 w70 k18 r3 s3 stride2 pad1 groups3 f64 dgrad", "c7 h12 w31 k3 r4 s7 stride3x4 pad1x2 dgrad",
     "c5 h12 w31 k3 r3 s2 stride2x1 dilation1x2 pad1 bias dgrad", "c2 h3 w2 k2 r5 s5 stride2 pad4 dgrad",
+    "n2 c5 h9 w44 k5 r3 s3 stride2 pad1 groups5 dgrad", "c4 h9 w76 k3 r4 s7 stride3x4 pad1x2 dgrad",
+    "c5 h12 w45 k3 r3 s2 stride2x1 pad1 dgrad", "c5 h9 w44 k5 r5 s5 stride2 pad2 groups5 relu dgrad",
     "c3 h8 w9 k4 r3 s3 stride4x2 pad0:2x1:0 dilation2x1 dgrad", "n2 c3 h5 w5 k2 r1 s1 stride2 tanh dgrad",
 ]  # fmt: skip
 

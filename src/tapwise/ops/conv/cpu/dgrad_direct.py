@@ -159,11 +159,16 @@ class TaskCost(generated.TaskCost):
         if costs.at_once:
             products *= WHOLE_VECTORS
         rows = phases * c.rows * p.group_c
+        # Of a row, what does not go straight to dx.
+        plain = not (p.bias or p.residual or p.activation)
+        step = p.stride[1] * costs.lanes
+        straight = plain and p.spatial[1] >= step and p.spatial[1] % p.stride[1] == 0
+        buffered = 0 if straight else p.spatial[1] % step if plain else p.spatial[1]
         source = p.group_k * (c.rows + g.packed.row_shift) * g.packed.pitch
         group = {
             "products": products,
             "tiles": tiles * TILE,
-            "finishing": rows * (ROW + VECTOR * ceil_div(p.spatial[1], costs.lanes)),
+            "finishing": rows * (ROW + VECTOR * ceil_div(buffered, costs.lanes)) if buffered else 0.0,
             "packing": p.group_k * (PACK_PLANE + (c.rows + g.packed.row_shift) * (PACK_ROW + PACK_VECTOR * g.vectors)),
             "reading dy": costs.stream(source * p.itemsize, p.bytes),
             "writing dx": STORE_EXPOSED * costs.stream(rows * p.spatial[1] * p.itemsize, p.bytes),

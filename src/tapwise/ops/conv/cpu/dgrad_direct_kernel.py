@@ -68,8 +68,8 @@ def _emit_tile(k: Kernel, m: int, n: int, ways: int) -> None:
 def _emit_rows(epilogue: Epilogue, m: int, n: int, ways: int) -> None:
     """rows_N(args, x, starts, steps, sums, group, image, h): n rows of dx from row h on, `down` apart.
 
-    All channels of a group, tile by tile. Whole vectors go to dx where they are what it holds; ends of rows, or all
-    of them, by way of a buffer that stays in L1.
+    All channels of a group, tile by tile. Whole vectors go to dx where they are what it holds, the last of a row of
+    whole steps over the one before; other ends of rows, or all of them, by way of a buffer that stays in L1.
     """
     k, storage = epilogue.k, epilogue.storage
     with k.function(
@@ -80,7 +80,9 @@ def _emit_rows(epilogue: Epilogue, m: int, n: int, ways: int) -> None:
         bias, residual, y = (a.pointer(name, storage) for name in ("bias", "residual", "y"))
         step = ways * k.lanes
         straight = a.dx_w // step if epilogue.plain and storage == k.dtype else k.integer(0)
-        done, line = straight * step, (a.vectors - straight) * step
+        fits = k.both(straight > 0, (a.dx_w % ways).eq(0))
+        done = k.select(fits, a.dx_w, straight * step)
+        line = (a.vectors - straight) * step
 
         def tile(count: int, c: Int) -> None:
             number = group * a.group_c + c
@@ -88,21 +90,25 @@ def _emit_rows(epilogue: Epilogue, m: int, n: int, ways: int) -> None:
             def place(channel: Int, row: Int) -> Int:
                 return ((image * a.groups * a.group_c + number + channel) * a.dx_h + h + row * a.down) * a.dx_w
 
-            def compute(v: Int, out: Ptr, c_step: Int, h_step: Int) -> None:
-                offsets, first = a.pointer("offsets", "i64"), w + c * a.w_c
-                here = x + v * k.lanes
-                k.call(f"tile_{count}_{n}", here, a.pitch, starts, offsets, steps, first, a.w_c, out, c_step, h_step)
+            def compute(first: Int, out: Ptr, c_step: Int, h_step: Int) -> None:
+                offsets, factors = a.pointer("offsets", "i64"), w + c * a.w_c
+                here = x + first
+                k.call(f"tile_{count}_{n}", here, a.pitch, starts, offsets, steps, factors, a.w_c, out, c_step, h_step)
 
             zero = k.integer(0)
+            there, own = y.to(k.dtype) + place(zero, zero), (a.dx_h * a.dx_w, a.down * a.dx_w)
             with k.loop(0, straight) as v:
-                compute(v, y.to(k.dtype) + place(zero, zero) + v * step, a.dx_h * a.dx_w, a.down * a.dx_w)
-            with k.loop(straight, a.vectors) as v:
-                compute(v, sums + (v - straight) * step, line * n, line)
-            with k.if_(done < a.dx_w), k.loop(0, count) as channel, k.loop(0, n) as row:
-                at = place(channel, row) + done
-                here = sums + line * (channel * n + row)
-                rest = a.dx_w - done
-                k.call("finish_row", here, k.integer(1), bias + number + channel, residual + at, y + at, rest)
+                compute(v * k.lanes, there + v * step, *own)
+            with k.if_(k.both(fits, a.dx_w > straight * step)):
+                compute(a.dx_w // ways - k.lanes, there + (a.dx_w - step), *own)
+            with k.if_(done < a.dx_w):
+                with k.loop(straight, a.vectors) as v:
+                    compute(v * k.lanes, sums + (v - straight) * step, line * n, line)
+                with k.loop(0, count) as channel, k.loop(0, n) as row:
+                    at = place(channel, row) + done
+                    here = sums + line * (channel * n + row)
+                    rest = a.dx_w - done
+                    k.call("finish_row", here, k.integer(1), bias + number + channel, residual + at, y + at, rest)
 
         whole = a.group_c - a.group_c % m
         with k.loop(0, whole, m) as c:
