@@ -84,3 +84,13 @@ def test_is_chosen_where_packing_would_take_as_long_as_the_products() -> None:
     problem = ConvProblem.parse("c304 h8 w8 k352 r3 s3 stride2 pad1 dgrad")
     assert dispatch.choose(problem, device, prepared=False).algorithm == ALGORITHM.id
     assert dispatch.choose(problem, device).algorithm == "cpu.winograd"
+
+
+def test_it_refuses_what_nothing_reads_in_place() -> None:
+    """Vectors of NEON, and single pixels of single channels: no 1x1 convolution takes filters where they lie."""
+    neon = replace(host(2), vector_bytes=16)
+    for text, device in (("c8 h9 w9 k8 r3 s3 stride2 pad1 dgrad", neon), ("c1 h1 w1 k1 r1 s1 dgrad", host(1))):
+        problem = ConvProblem.parse(text)
+        assert not ALGORITHM.configs(problem, device)
+        assert "where they lie" in str(ALGORITHM.refusal(problem, device))
+        assert dispatch.choose(problem, device).algorithm != ALGORITHM.id

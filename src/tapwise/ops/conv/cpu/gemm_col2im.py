@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
@@ -129,6 +130,12 @@ def _tables(problem: ConvProblem, lanes: int, vectors: int) -> dict[str, np.ndar
     return {name: np.array(table, np.int64) for name, table in tables.items()}
 
 
+@lru_cache(PROBLEMS_KEPT)
+def fastest(problem: ConvProblem, device: Device) -> tuple[str, BaseConfig] | None:
+    """Of a 1x1 convolution, the algorithm and config that reads filters where they lie."""
+    return in_place(problem, device, 1)
+
+
 class GemmCol2im(PixelShuffle):
     """float32, float64; NCHW; strides of columns of 1, 2 and 4; any filter, padding, dilation and groups."""
 
@@ -140,11 +147,13 @@ class GemmCol2im(PixelShuffle):
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.stride[1] not in WAYS:
             return f"takes a stride whose columns are 1, 2 or 4, not {problem.stride}"
+        if not self.configs(problem, device):
+            return "takes what a 1x1 convolution reads with filters where they lie, which none does here"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """What is fastest with filters where they lie."""
-        found = in_place(self.inner(problem, device), device, 1)
+        found = fastest(self.inner(problem, device), device)
         return [] if found is None else [Config((found,))]
 
     def inner(self, problem: ConvProblem, device: Device) -> ConvProblem:
