@@ -125,9 +125,10 @@ def run(case: Case) -> str | None:
     sums = len(shape) > 1 and name.startswith(("gaussian", "uniform")) and y.dtype.kind == "i"
     if case["backend"] == "cuda" and sums and np.any(x > np.iinfo(y.dtype).max):
         return None  # so are 127 and 128, cut to 127 and -128
-    # Sums that are nearly whole are cut after each axis, to one or the other side as they were rounded; those of a
-    # Laplacian have as many axes for each.
-    apart = len(shape) if name.startswith(("gaussian", "uniform")) else 1
+    # What is in float32 (bytes, those behind the first axis, too), on a GPU, or a sum over axes, counts sums that are
+    # nearly whole as whole, after each axis; of a Laplacian there are as many for each.
+    nearly = 1 in (x.itemsize, y.itemsize) or case["backend"] == "cuda" or name == "gaussian_laplace"
+    apart = len(shape) if name.startswith(("gaussian", "uniform")) and nearly else 1
     apart = apart**2 if name == "gaussian_laplace" else apart
     # Behind the first axis a filter's numbers are of the result's type.
     axes = len(shape) > 1 and not name.startswith(("correlate", "convolve"))
