@@ -45,7 +45,12 @@ PROBLEMS = {
         *[f"{text} wgrad" for text in CONVOLUTIONS if not {"residual", "relu"} & set(text.split())],
         "n2 c24 h14 w14 k24 r3 s3 pad1 groups24 f16 nhwc wgrad",
     ],
-    "im2col": ["im2col c3 h11 w13 r3 s2 pad1", "im2col c2 d4 h7 w9 t2 r3 s3 stride2 f64", "im2col n2 c3 w40 s5 bf16"],
+    "im2col": [
+        "im2col c3 h11 w13 r3 s2 pad1",
+        "im2col c2 d4 h7 w9 t2 r3 s3 stride2 f64",
+        "im2col n2 c3 w40 s5 bf16",
+        "im2col n2 c3 h24 w30 r3 s2 bf16",
+    ],
     "col2im": ["col2im c3 h11 w13 r3 s2 pad1", "col2im c2 d4 h7 w9 t2 r3 s3 stride2 f64", "col2im n2 c3 w40 s5 f16"],
     "pool": [
         "maxpool c3 h13 w19 r3 s3 stride2 pad1",
@@ -67,7 +72,13 @@ PROBLEMS = {
         "filter minimum h40 w50 size3 u8",
         "filter sobel h30 w40 i8 to:i16",
     ],
-    "softmax": ["softmax 7x77", "log_softmax 3x1003 bf16", "softmax 3x5x19 axis1 f64"],
+    "softmax": [
+        "softmax 7x77",
+        "log_softmax 3x1003 bf16",
+        "softmax 3x5x19 axis1 f64",
+        "softmax 5x8201 f16",
+        "log_softmax 33x41 bf16",
+    ],
     "softmax_dgrad": ["softmax 7x77 dgrad", "log_softmax 3x1003 f16 dgrad", "softmax 3x5x19 axis1 f64 dgrad"],
     "batch_norm": ["batch_norm n2 c37 h9 w11", "batch_norm n3 c36 h8 w11 f16 nhwc", "batch_norm c72 h7 w7 f64 nhwc"],
     "batch_norm_dgrad": [

@@ -67,6 +67,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "im2col": {
         "cpu.simd": "tapwise.ops.patches.cpu:Im2colSimd",
         "cpu.serial": "tapwise.ops.patches.cpu_serial:Im2colSerial",
+        "cuda.shared_lines": "tapwise.ops.patches.cuda_shared:Im2colSharedLines",
         "cuda.grid_stride": "tapwise.ops.patches.cuda:Im2colGridStride",
     },
     "col2im": {
@@ -100,6 +101,8 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "softmax": {
         "cpu.simd": "tapwise.ops.softmax.cpu:SoftmaxSimd",
         "cpu.serial": "tapwise.ops.softmax.cpu_serial:SoftmaxSerial",
+        "cuda.ring": "tapwise.ops.softmax.cuda_ring:SoftmaxRing",
+        "cuda.thread_per_run": "tapwise.ops.softmax.cuda_short:SoftmaxThreadPerRun",
         "cuda.block_reduction": "tapwise.ops.softmax.cuda:SoftmaxBlockReduction",
     },
     "softmax_dgrad": {

@@ -23,7 +23,7 @@ from tapwise.cuda.jit.device import H200
 def test_every_element_is_reduced_once(text: str) -> None:
     """What each thread goes through, from the geometry alone: every element of every run once, in one part."""
     problem = registry.parse(text)
-    (algorithm,) = registry.of_backend("cuda", problem.operator)
+    algorithm = registry.get("cuda.block_reduction", problem.operator)
     outer, length, inner = problem.collapsed  # type: ignore[attr-defined]
     for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
         first, *_ = algorithm.launches(problem, config)  # type: ignore[attr-defined]

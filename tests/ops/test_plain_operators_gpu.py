@@ -21,6 +21,8 @@ PATCHES = [
     "c2 h15 w40 r3 s3 stride3 pad0:1x2:0 dilation1x2",
     "c2 h11 w26 r1 s7 stride1x3 pad0x5",
     "n3 c2 w50 s5 stride2 pad3:1",
+    "n3 c5 h60 w55 r3 s3 pad1",
+    "n2 c3 h81 w119 r5 s3 stride2x1 pad2",
     "c2 d5 h6 w19 t2 r3 s3 stride1x2x2 pad1 dilation2x1x1",
 ]
 
@@ -30,9 +32,12 @@ PATCHES = [
 @pytest.mark.parametrize("operator", ["im2col", "col2im"])
 def test_patches(operator: str, text: str, dtype: str) -> None:
     problem, device = registry.parse(f"{operator} {text} {dtype}"), gpu()
-    for config in registry.get("cuda.grid_stride", operator).configs(problem, device):
-        verdict = verify.check(problem, "cuda.grid_stride", config, device=device)
-        assert verdict, f"{config}: {verdict.message}"
+    for algorithm in registry.of_backend("cuda", operator):
+        if algorithm.refusal(problem, device):
+            continue
+        for config in algorithm.configs(problem, device):
+            verdict = verify.check(problem, algorithm.id, config, device=device)
+            assert verdict, f"{algorithm.id} {config}: {verdict.message}"
 
 
 POOLS = [
@@ -65,6 +70,9 @@ RUNS = [
     "softmax 8x21x37x5 axis1",
     "softmax 3x5000x129 axis1",
     "log_softmax 3x70001",
+    "softmax 700x30522",
+    "log_softmax 1999x49",
+    "softmax 513x90",
     "log_softmax 40x33x20 axis1",
 ]
 

@@ -32,7 +32,7 @@ emulation = pytest.mark.skipif(not emulated.available(), reason="no compiler to 
 def results(text: str, x: np.ndarray, most: int = 99) -> Any:
     """(problem, config, y) of every config but the plain ones, whose threads have whole runs."""
     problem: Any = registry.parse(text)
-    (algorithm,) = registry.of_backend("cuda", problem.operator)
+    algorithm: Any = registry.get("cuda.block_reduction", problem.operator)
     configs: list[Any] = list(algorithm.configs(problem, H200))
     length = problem.collapsed[1]
     some = [one for one in configs if one.threads // max(1, one.groups) > 1 or length < 4096]
@@ -118,7 +118,7 @@ def test_kernels_compile_without_spills(
     text: str, architecture: str, share: Callable[[Iterable[Any]], list[Any]]
 ) -> None:
     problem: Any = registry.parse(text)
-    (algorithm,) = registry.of_backend("cuda", problem.operator)
+    algorithm: Any = registry.get("cuda.block_reduction", problem.operator)
     for config in share(list(algorithm.configs(problem, H200))[::2]):
         for source in algorithm.sources(problem, config):  # type: ignore[attr-defined]
             if architecture == "sm_80" and getattr(config, "cluster", False):

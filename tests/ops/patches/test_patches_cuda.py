@@ -1,4 +1,4 @@
-"""cuda.grid_stride without a GPU: its partitions, and its configs by emulation."""
+"""Kernels of patches without a GPU: partitions, and configs by emulation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import emulated
-from tapwise import registry
+from tapwise import dispatch, registry
 from tapwise.cuda import partition as partitions
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.patches import cuda
+from tapwise.ops.patches import cuda, cuda_shared
 from tapwise.verify import compare
 
 
@@ -54,11 +54,65 @@ def test_every_config_by_emulation(monkeypatch: pytest.MonkeyPatch, operator: st
             assert (verdict := compare(y, expected, bound, problem.y_dtype)), (config, verdict.message)
 
 
+# Of 16 bits, lines that begin at any element, and many windows of a channel: blocks of all lines and of some, strides
+# down that part the lines of the image, one axis.
+LONG_LINES = [
+    "n2 c3 h30 w27 r3 s3 pad1", "n2 c1 h90 w59 r3 s5 stride2 pad2", "c2 h90 w53 r2 s3 stride3x1 dilation2x3",
+    "c2 w3001 s5", "c2 h30 w1205 r3 s3 pad1", "n2 c2 h80 w81 r3 s3 stride2 dilation2 pad2",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("text", LONG_LINES)
+def test_shared_lines_by_emulation(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str) -> None:
+    monkeypatch.setattr(cuda_shared, "WINDOWS", (700, 256))
+    problem, algorithm = registry.parse(f"im2col {text} {dtype}"), registry.get("cuda.shared_lines", "im2col")
+    assert algorithm.refusal(problem, H200) is None
+    inputs = problem.sample(np.random.default_rng(0), False)
+    expected, bound = problem.reference(inputs, algorithm)
+    for number, config in enumerate(algorithm.configs(problem, H200)):
+        y = np.full(problem.y_shape, np.nan, problem.y_dtype)
+        launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
+        emulated.run(launch, {"x": inputs.x, "y": y}, backwards=number == 1)
+        assert (verdict := compare(y, expected, bound, problem.y_dtype)), (config, verdict.message)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("text", ["n2 c3 h30 w27 r3 s3 pad1", "c2 d3 h30 w27 t2 r3 s3 pad1", "n3 c2 w301 s5 pad2 f64"])
+def test_runs_past_the_ends_of_lines_by_emulation(text: str) -> None:
+    """The last run of a channel brings the first windows of the next tap's row; of all, nothing is behind it."""
+    problem, algorithm = registry.parse(f"im2col {text}"), registry.get("cuda.grid_stride", "im2col")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    expected, bound = problem.reference(inputs, algorithm)
+    (config,) = (one for one in algorithm.configs(problem, H200) if one.past)  # type: ignore[attr-defined]
+    y = np.full(problem.y_shape, np.nan, problem.y_dtype)
+    emulated.run(algorithm.launch(problem, config, H200), {"x": inputs.x, "y": y})  # type: ignore[attr-defined]
+    assert (verdict := compare(y, expected, bound, problem.y_dtype)), verdict.message
+
+
+def test_choice_of_im2col() -> None:
+    """Of lines that end between what a thread stores: pairs by way of shared memory, 16 bytes past their ends."""
+    for text, algorithm, past in (
+        ("n16 c64 h75 w75 r3 s3 pad1 f16", "cuda.shared_lines", None),
+        ("n16 c64 h75 w75 r3 s3 pad1", "cuda.grid_stride", True),
+        ("n16 c64 h56 w56 r3 s3 pad1 f16", "cuda.grid_stride", False),
+        ("n64 c64 h7 w7 r3 s3 pad1 f16", "cuda.grid_stride", False),
+        ("c2 h13 w13 r3 s3 pad1", "cuda.grid_stride", False),
+    ):
+        chosen = dispatch.choose(registry.parse(f"im2col {text}"), H200)
+        assert chosen.algorithm == algorithm and getattr(chosen.config, "past", None) == past, text
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
-@pytest.mark.parametrize("text", ["c3 h64 w64 r3 s3 f16", "c3 h64 w63 r3 s3 stride2 pad1", "c3 h64 w64 r7 s7 bf16"])
+@pytest.mark.parametrize(
+    "text", ["c3 h64 w63 r3 s3 f16", "c3 h64 w64 r3 s3 f16", "c3 h64 w63 r3 s3 stride2 pad1", "c3 h64 w64 r7 s7 bf16"]
+)
 def test_kernels_compile_without_spills(architecture: str, text: str) -> None:
-    for operator in ("im2col", "col2im"):
-        problem, algorithm = registry.parse(f"{operator} {text}"), registry.get("cuda.grid_stride", operator)
-        for config in algorithm.configs(problem, H200):
+    for operator, identifier in (
+        ("im2col", "cuda.grid_stride"), ("col2im", "cuda.grid_stride"), ("im2col", "cuda.shared_lines"),
+    ):  # fmt: skip
+        problem, algorithm = registry.parse(f"{operator} {text}"), registry.get(identifier, operator)
+        for config in algorithm.configs(problem, H200) if algorithm.refusal(problem, H200) is None else ():
             _, used = compiler.compile_now(algorithm.source(problem, config), architecture)  # type: ignore[attr-defined]
             assert (used.stack_bytes, used.spill_bytes) == (0, 0)

@@ -32,17 +32,23 @@ FEW, FEW_SPREAD = 2048, 512
 STREAM_BYTES: Final = 24 << 20
 # Waves of blocks: enough that the last one is a small part.
 BLOCKS_EACH: Final = 64
+# Windows of a channel at least where threads go past the ends of lines.
+LONG: Final = 512
+# Parts of the bandwidth that stores of so many bytes a thread reach.
+REACHED: Final = {16: 0.85, 8: 0.8, 4: 0.65, 2: 0.52}
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """threads of a block; neighbours that a thread computes together; spread: a thread has one tap only (im2col);
-    partition: a block's windows as they come (run), or a block, row or column of the image (im2col)."""
+    partition: a block's windows as they come (run), or a block, row or column of the image (im2col); past: neighbours
+    go past the ends of lines, and begin where a store of all of them may (im2col)."""
 
     threads: int
     vector: int
     spread: bool = False
     partition: str = "run"
+    past: bool = False
 
     @property
     def automatic(self) -> bool:
@@ -81,6 +87,10 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         spread = [Config(256, vector, True) for vector in vectors]
         # As many neighbours as leave enough threads.
         spread.sort(key=lambda one: (windows * taps < one.vector * FEW_SPREAD * multiprocessors, -one.vector))
+        line, most = problem.output[-1], 16 // problem.itemsize
+        if _dense(problem) and line >= most and line % most and problem.itemsize > 2:
+            past, many = [Config(256, most, past=True)], windows >= FEW * multiprocessors * most
+            found = past + found if many and prod(problem.output) >= LONG else found + past
         return spread + found if windows < FEW * multiprocessors and taps > MOST_TAPS else found + spread
 
     def best_anywhere(self, problem: PatchProblem) -> list[Config]:
@@ -91,16 +101,18 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         return list(dict.fromkeys(self.automatic_configs(problem, count + 1)[0] for count in {0, *marks}))
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
-        """The bytes over 0.85 of the bandwidth; the first config is the best one."""
-        slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0]) + 0.5 * (config.partition != "run")
-        return problem.bytes / (device.gbps * 1e3 * 0.85) * slow + 1.5
+        """The bytes over what stores reach of the bandwidth; the first config is the best one."""
+        best = self.configs(problem, device)[0]
+        slow = 1.0 + 0.05 * (config != best) + 0.5 * (config.partition != "run")
+        reached = REACHED[min(16, problem.itemsize * best.vector)]
+        return problem.bytes / (device.gbps * 1e3 * reached) * slow + 1.5
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         return CudaPlan(problem, device, [self.launch(problem, config, device)])
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
         taps = prod(problem.kernel) if config.spread else 1
-        windows = prod(problem.output) // config.vector
+        windows = ceil_div(prod(problem.output), config.vector)
         if config.across:
             down, rows = config.threads // config.across, prod(problem.output[:-1])
             windows = ceil_div(problem.output[-1], config.across) * ceil_div(rows, down) * config.threads
@@ -108,23 +120,23 @@ class Im2colGridStride(CudaAlgorithm[Config]):
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
         stream = prod(problem.columns_shape) * problem.itemsize > STREAM_BYTES
+        count = counter(self._threads_needed(problem, config))
+        if config.past:
+            words = template_args(DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), stream, count)
+            # A run that passes an end counts on from it.
+            wide = coordinates(*(2 * n for n in (prod(problem.spatial), prod(problem.output), *problem.ends)))
+            return stub("ops/patches/im2col_runs.cu", "im2col_runs", words, "Patches", config.threads, header=wide)
         words = template_args(
-            DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), _dense(problem), stream, config.spread,
-            config.threads if config.across else 0, config.across, counter(self._threads_needed(problem, config)),
+            DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), _step(problem), stream, config.spread,
+            config.threads if config.across else 0, config.across, count,
         )  # fmt: skip
         return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads, header=_coordinates(problem))
 
     def launch(self, problem: PatchProblem, config: Config, device: Device) -> Launch:
-        p = problem.canonical(3)
-        starts = tuple(before for before, _ in p.padding)
-        values = (p.spatial, p.kernel, p.output, p.stride, starts, p.dilation)
-        fields = {"planes": p.n * p.c}
-        for name, triple in zip(_TRIPLES, values, strict=True):
-            fields |= {f"{name}{axis}": value for axis, value in enumerate(triple)}
         blocks = min(
             ceil_div(self._threads_needed(problem, config), config.threads), BLOCKS_EACH * device.multiprocessors
         )
-        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads, dependent=True)
+        return Launch(self.source(problem, config), fields(problem), (blocks, 1, 1), config.threads, dependent=True)
 
 
 class Col2imGridStride(Im2colGridStride):
@@ -137,7 +149,13 @@ class Col2imGridStride(Im2colGridStride):
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         stride = _stride(problem)
-        vectors = [count for count in (4, 2, 1) if stride and count % stride == 0 and count * problem.itemsize <= 16]
+        # Eight where a tap meets every other one only.
+        most = 8 if stride == 2 and problem.spatial[-1] % 8 == 0 else 4
+        vectors = [
+            count
+            for count in (8, 4, 2, 1)
+            if stride and count % stride == 0 and count <= min(most, 16 // problem.itemsize)
+        ]
         return [Config(threads, vector) for vector in vectors or [1] for threads in (128, 256)]
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
@@ -159,9 +177,22 @@ class Col2imGridStride(Im2colGridStride):
         return stub("ops/patches/patches.cu", name, words, "Patches", config.threads, header=_coordinates(problem))
 
 
+def fields(problem: PatchProblem) -> dict[str, int]:
+    """The numbers of struct Patches."""
+    p = problem.canonical(3)
+    starts = tuple(before for before, _ in p.padding)
+    triples = zip(_TRIPLES, (p.spatial, p.kernel, p.output, p.stride, starts, p.dilation), strict=True)
+    return {"planes": p.n * p.c, **{f"{name}{i}": value for name, triple in triples for i, value in enumerate(triple)}}
+
+
 def _coordinates(problem: PatchProblem) -> str:
     """What kernels' stubs begin with: in how many bits they count places."""
     return coordinates(prod(problem.spatial), prod(problem.output), *problem.ends)
+
+
+def _step(problem: PatchProblem) -> int:
+    """The stride along a line, if it is 1 or 2 and a window's taps are neighbours; else 0."""
+    return problem.stride[-1] if problem.stride[-1] <= 2 and problem.dilation[-1] == 1 else 0
 
 
 def _dense(problem: PatchProblem) -> bool:
@@ -176,6 +207,6 @@ def _stride(problem: PatchProblem) -> int:
 
 
 def _kernel(problem: PatchProblem) -> tuple[int, ...]:
-    """The kernel's sizes where they are few, else zeros."""
+    """The kernel's sizes if it has few taps, else that along a line if it has few, zeros for the others."""
     sizes = problem.canonical(3).kernel
-    return sizes if prod(sizes) <= MOST_TAPS else (0, 0, 0)
+    return sizes if prod(sizes) <= MOST_TAPS else (0, 0, sizes[2] * (sizes[2] <= MOST_TAPS))

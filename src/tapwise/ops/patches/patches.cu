@@ -4,35 +4,15 @@
 // writes all taps of them, so places are worked out once for all taps, and neighbouring threads write neighbouring
 // elements. col2im: a thread has a few elements of x and gathers what the windows hold of them: no atomics, a fixed
 // order.
-#include "grid.cuh"
+#include "ops/patches/patches.cuh"
 #include "partition.cuh"
-#include "types.cuh"
-
-struct Patches {
-    const void *x;
-    void *y;
-    long long planes, size[3], kernel[3], out[3], stride[3], pad[3], dilation[3];
-};
-
-template <typename T, int VECTOR> struct __align__(sizeof(T) * VECTOR) Pack { T item[VECTOR]; };
-template <int COUNT> struct Count { static constexpr int value = COUNT; };
-
-// STREAM: what is written leaves the cache before all else.
-template <bool STREAM, typename P> __device__ __forceinline__ void store(P *to, const P &values) {
-    if constexpr (STREAM && sizeof(P) == 16)
-        __stcs(reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 &>(values));
-    else if constexpr (STREAM && sizeof(P) == 8)
-        __stcs(reinterpret_cast<uint2 *>(to), reinterpret_cast<const uint2 &>(values));
-    else if constexpr (STREAM && sizeof(P) == 4)
-        __stcs(reinterpret_cast<unsigned *>(to), reinterpret_cast<const unsigned &>(values));
-    else *to = values;
-}
 
 // I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1,
 // K2: the kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time
-// only. DENSE: windows and taps of a line are neighbours, which share what is read. SPREAD: a thread has one tap only,
-// where kernels are large and windows few. ACROSS: as in partition.cuh, for blocks of THREADS.
-template <typename T, int VECTOR, int K0, int K1, int K2, bool DENSE, bool STREAM, bool SPREAD, int THREADS, int ACROSS,
+// only. STEP: the stride along a line, so that windows share what they read; 0 where none is known, or taps are no
+// neighbours. SPREAD: a thread has one tap only, where kernels are large and windows few. ACROSS: as in partition.cuh,
+// for blocks of THREADS.
+template <typename T, int VECTOR, int K0, int K1, int K2, int STEP, bool STREAM, bool SPREAD, int THREADS, int ACROSS,
           typename I>
 __device__ __forceinline__ void im2col(const Patches &a) {
     begin_dependent();
@@ -62,7 +42,7 @@ __device__ __forceinline__ void im2col(const Patches &a) {
         T *y = static_cast<T *>(a.y) + (plane * taps + tap) * windows + first;
         // COUNT taps of a line, from k2 on.
         const auto of_taps = [&](auto count, Coordinate k0, Coordinate k1, Coordinate k2) {
-            constexpr int COUNT = decltype(count)::value, READ = DENSE ? COUNT + VECTOR - 1 : 1;
+            constexpr int COUNT = decltype(count)::value, READ = STEP ? COUNT + (VECTOR - 1) * STEP : 1;
             const Coordinate i0 = at0 + k0 * (Coordinate)a.dilation[0], i1 = at1 + k1 * (Coordinate)a.dilation[1];
             const bool real = (UnsignedCoordinate)i0 < (UnsignedCoordinate)a.size[0] &&
                               (UnsignedCoordinate)i1 < (UnsignedCoordinate)size1;
@@ -71,7 +51,7 @@ __device__ __forceinline__ void im2col(const Patches &a) {
                 return real && (UnsignedCoordinate)i2 < (UnsignedCoordinate)size2 ? from[i2] : downcast<T>(0);
             };
             T shared[READ];
-            if constexpr (DENSE)
+            if constexpr (STEP > 0)
 #pragma unroll
                 for (int i = 0; i < READ; ++i) shared[i] = read(at2 + k2 + i);
 #pragma unroll
@@ -79,7 +59,7 @@ __device__ __forceinline__ void im2col(const Patches &a) {
                 Pack<T, VECTOR> values;
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v)
-                    if constexpr (DENSE) values.item[v] = shared[t + v];
+                    if constexpr (STEP > 0) values.item[v] = shared[t + v * STEP];
                     else
                         values.item[v] = read(at2 + (k2 + t) * (Coordinate)a.dilation[2] + v * (Coordinate)a.stride[2]);
                 store<STREAM>(reinterpret_cast<Pack<T, VECTOR> *>(y), values);
@@ -161,16 +141,18 @@ __device__ __forceinline__ void col2im_tiles(const Patches &a) {
                 const Coordinate down = at1 + r - k1 * (Coordinate)a.dilation[1];
                 const bool real = w0 >= 0 && (UnsignedCoordinate)down < (UnsignedCoordinate)(out1 * STRIDE);
                 const T *line = columns + ((long long)k0 * kernel1 + k1) * kernel2 * windows +
-                                (real ? ((long long)w0 * out1 + (down >> STRIDE - 1)) * out2 : 0);
+                                (real ? ((long long)w0 * out1 + (down >> (STRIDE - 1))) * out2 : 0);
 #pragma unroll(K2 ? K2 : 4)
                 for (int k2 = 0; k2 < kernel2; ++k2, line += windows) {
                     const int c = meets<STRIDE, FIRST2, STEP2>(k2);
-                    const Coordinate right = at2 + c - k2 * (Coordinate)a.dilation[2];
+                    // A multiple of the stride.
+                    const Coordinate window = (at2 + c - k2 * (Coordinate)a.dilation[2]) >> (STRIDE - 1);
+                    const T *const from = line + window;
 #pragma unroll
-                    for (int v = 0; v < VECTOR; v += STRIDE) {
-                        const bool met = real && (UnsignedCoordinate)(right + v) < (UnsignedCoordinate)(out2 * STRIDE);
+                    for (int v = 0; v < VECTOR / STRIDE; ++v) {
+                        const bool met = real && (UnsignedCoordinate)(window + v) < (UnsignedCoordinate)out2;
                         // Converted behind the choice: a branch would keep reads from going out together.
-                        sum[r][v + c] += upcast(met ? line[(right + v) >> STRIDE - 1] : downcast<T>(0));
+                        sum[r][v * STRIDE + c] += upcast(met ? from[v] : downcast<T>(0));
                     }
                 }
             }

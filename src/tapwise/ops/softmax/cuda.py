@@ -132,7 +132,11 @@ class SoftmaxBlockReduction(BlockReduction):
         file, words = "ops/softmax/softmax.cu", (problem.log, config.vector, config.skews(problem), kept)
         # Few elements leave room for many threads, whose loads hide each other's wait.
         few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
-        short = self._edges(problem, config) > 1 or (problem.log and (config.skews(problem) or config.vector == 1))
+        short = (
+            self._edges(problem, config) > 1
+            or config.cluster
+            or (problem.log and (config.skews(problem) or config.vector == 1))
+        )
         more = {
             "cluster": cluster,
             "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) * THREADS // config.threads if few else 1,
