@@ -55,7 +55,8 @@ PROBLEMS = (
     "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
     "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
     "softmax 64x1000", "softmax 30000", "log_softmax 5x197 f16", "softmax 3x20001", "reduce argmax 300x224 axis1",
-    "log_softmax 8x21x37x5 axis1", "im2col n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "log_softmax 8x21x37x5 axis1", "softmax 700x8203 f16", "log_softmax 300x41 bf16",
+    "im2col n2 c3 h13 w17 r3 s3 stride2 pad1", "im2col n3 c2 h90 w55 r3 s3 pad1", "im2col n3 c2 h90 w55 r3 s3 pad1 f16",
     "col2im n2 c3 h13 w17 r3 s3 stride2 pad1", "squeeze_excitation n3 c72 h9 w11 m5 silu f16 nhwc",
     "squeeze_excitation n2 c37 h9 w11 m40 hardsigmoid bf16", "squeeze_excitation n2 c20 h6 w6 m3 gelu f64",
     "batch_norm n2 c24 h9 w11 f16 nhwc", "batch_norm n20 c264 h13 w12 dgrad gelu f16 nhwc",
@@ -70,7 +71,7 @@ PROBLEMS = (
 
 def cases(word: str, device: Any) -> Iterator[tuple[str, Any, Any]]:
     """(problem's text, algorithm, config)."""
-    kinds = "kernel", "by", "tma", "images", "order", "transposed_pixels", "staged_strips", "cluster"
+    kinds = "kernel", "by", "tma", "images", "order", "transposed_pixels", "staged_strips", "cluster", "past"
     for text in PROBLEMS:
         problem = registry.parse(text)
         for algorithm in registry.of_backend("cuda", problem.operator):
