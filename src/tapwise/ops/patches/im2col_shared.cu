@@ -12,9 +12,10 @@ template <typename T, int THREADS, int LINES, int WIDE, int KERNEL1, int KERNEL2
           int DILATION1, int DILATION2, bool STREAM>
 DEVICE void im2col_shared(const Patches &a) {
     static_assert(sizeof(T) == 2, "elements go in pairs");
-    constexpr int WARPS = THREADS / 32, TAPS = KERNEL1 * KERNEL2;
+    constexpr int WARPS = THREADS / 32, PARTS = 4, TAPS = KERNEL1 * KERNEL2;
     constexpr int ROWS = (LINES - 1) * STRIDE1 + (KERNEL1 - 1) * DILATION1 + 1, EACH = (ROWS + STRIDE1 - 1) / STRIDE1;
-    // Elements that a tap of a line sees, an even number.
+    // Elements of a line that its windows see, and that a tap sees of all lines, an even number.
+    constexpr int PITCH = (WIDE - 1) * STRIDE2 + (KERNEL2 - 1) * DILATION2 + 1;
     constexpr int COPY = (EACH * STRIDE1 * WIDE + 1) / 2 * 2;
     extern __shared__ __align__(16) unsigned char memory[];
     T *const shared = reinterpret_cast<T *>(memory);
@@ -23,20 +24,30 @@ DEVICE void im2col_shared(const Patches &a) {
     const long long plane = blockIdx.x / groups;
     const int top = line * STRIDE1 - (int)a.pad[1];
     begin_dependent();
+    // As many elements of a line as the stride, each to the copies of those taps that see it.
+    constexpr int STEPS = (PITCH + STRIDE2 - 1) / STRIDE2;
 #pragma unroll 4
-    for (int i = tid; i < ROWS * WIDE; i += THREADS) {
-        const int row = i / WIDE, q = i % WIDE, y = top + row, x = q * STRIDE2 - pad2;
+    for (int i = tid; i < ROWS * STEPS; i += THREADS) {
+        const int row = i / STEPS, u = i % STEPS, y = top + row;
         const bool real = (unsigned)y < (unsigned)high;
-        const T *const from = static_cast<const T *>(a.x) + (plane * high + y) * wide + x;
-        T *const to = shared + (row % STRIDE1 * EACH + row / STRIDE1) * WIDE + q;
+        const T *const from = static_cast<const T *>(a.x) + (plane * high + y) * wide;
+        T *const to = shared + (row % STRIDE1 * EACH + row / STRIDE1) * WIDE;
 #pragma unroll
-        for (int k = 0; k < KERNEL2; ++k)
-            to[k * COPY] =
-                real && (unsigned)(x + k * DILATION2) < (unsigned)wide ? from[k * DILATION2] : downcast<T>(0);
+        for (int r = 0; r < STRIDE2; ++r) {
+            const int x = u * STRIDE2 + r - pad2;
+            const T value = real && (unsigned)x < (unsigned)wide ? from[x] : downcast<T>(0);
+#pragma unroll
+            for (int k = 0; k < KERNEL2; ++k) {
+                const int q = u + (r - k * DILATION2) / STRIDE2;
+                if ((r - k * DILATION2) % STRIDE2 == 0 && (unsigned)q < (unsigned)WIDE) to[k * COPY + q] = value;
+            }
+        }
     }
     __syncthreads();
     const int lane = tid % 32, count = min(LINES, out1 - line) * WIDE;
-    for (int tap = tid / 32; tap < TAPS; tap += WARPS) {
+    // A warp has a part of a tap's row, so that all have about as much.
+    for (int i = tid / 32; i < TAPS * PARTS; i += WARPS) {
+        const int tap = i / PARTS, part = i % PARTS;
         const int down = tap / KERNEL2 * DILATION1;
         const int first = tap % KERNEL2 * COPY + (down % STRIDE1 * EACH + down / STRIDE1) * WIDE;
         const long long to = ((plane * TAPS + tap) * out1 + line) * WIDE;
@@ -44,13 +55,15 @@ DEVICE void im2col_shared(const Patches &a) {
         T *const y = static_cast<T *>(a.y) + to;
         const T *const from = shared + first;
         const int odd = (int)(to & 1), words = (count - odd) / 2, behind = (int)(to + odd >> 1 & 31);
-        if (lane == 0 && odd) y[0] = from[0];
-        if (lane == 1 && odd + 2 * words < count) y[count - 1] = from[count - 1];
+        const int lines_of_cache = (words + behind + 31) / 32, begin = lines_of_cache * part / PARTS * 32 - behind;
+        const int end = min(words, lines_of_cache * (part + 1) / PARTS * 32 - behind);
+        if (part == 0 && lane == 0 && odd) y[0] = from[0];
+        if (part == 0 && lane == 1 && odd + 2 * words < count) y[count - 1] = from[count - 1];
         const auto copy_words = [&](auto shifted) {
             constexpr int SHIFTED = decltype(shifted)::value;
             const unsigned *const pairs = reinterpret_cast<const unsigned *>(from + odd - SHIFTED);
 #pragma unroll 4
-            for (int n = lane - behind; n < words; n += 32)
+            for (int n = begin + lane; n < end; n += 32)
                 if (n >= 0) {
                     const unsigned pair = SHIFTED ? __funnelshift_r(pairs[n], pairs[n + 1], 16) : pairs[n];
                     store<STREAM>(reinterpret_cast<unsigned *>(y + odd) + n, pair);
