@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,17 +67,18 @@ LONG_LINES = [
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("text", LONG_LINES)
-def test_shared_lines_by_emulation(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str) -> None:
-    monkeypatch.setattr(cuda_shared, "WINDOWS", (700, 256))
+@pytest.mark.parametrize("windows", [700, 256])
+def test_shared_lines_by_emulation(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str, windows: int) -> None:
+    monkeypatch.setattr(cuda_shared, "WINDOWS", windows)
     problem, algorithm = registry.parse(f"im2col {text} {dtype}"), registry.get("cuda.shared_lines", "im2col")
     assert algorithm.refusal(problem, H200) is None
     inputs = problem.sample(np.random.default_rng(0), False)
     expected, bound = problem.reference(inputs, algorithm)
-    for number, config in enumerate(algorithm.configs(problem, H200)):
-        y = np.full(problem.y_shape, np.nan, problem.y_dtype)
-        launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
-        emulated.run(launch, {"x": inputs.x, "y": y}, backwards=number == 1)
-        assert (verdict := compare(y, expected, bound, problem.y_dtype)), (config, verdict.message)
+    (config,) = algorithm.configs(problem, H200)
+    y = np.full(problem.y_shape, np.nan, problem.y_dtype)
+    launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
+    emulated.run(launch, {"x": inputs.x, "y": y}, backwards=windows < 512)
+    assert (verdict := compare(y, expected, bound, problem.y_dtype)), (config, verdict.message)
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
@@ -89,6 +92,19 @@ def test_runs_past_the_ends_of_lines_by_emulation(text: str) -> None:
     y = np.full(problem.y_shape, np.nan, problem.y_dtype)
     emulated.run(algorithm.launch(problem, config, H200), {"x": inputs.x, "y": y})  # type: ignore[attr-defined]
     assert (verdict := compare(y, expected, bound, problem.y_dtype)), verdict.message
+
+
+def test_what_shared_lines_refuse() -> None:
+    algorithm, old = registry.get("cuda.shared_lines", "im2col"), replace(H200, shared_bytes=48 << 10)
+    for text in (
+        "c3 h64 w63 r3 s3", "c3 h66 w66 r3 s3 f16", "c3 h16 w15 r3 s3 f16", "c2 d3 h30 w27 t2 r3 s3 f16",
+        "c2 w3001 s17 f16", "c2 w30001 s3 stride17 f16", "c1 h3 w30001 r3 s3 f16",
+    ):  # fmt: skip
+        assert algorithm.refusal(registry.parse(f"im2col {text}"), H200) is not None, text
+    wide = registry.parse("im2col c1 h9 w3000 r3 s4 f16")
+    assert algorithm.refusal(wide, H200) is None and algorithm.refusal(wide, old) is not None
+    lines = [algorithm.configs(registry.parse("im2col c1 h99 w2001 r3 s3 f16"), one)[0] for one in (H200, old)]
+    assert [one.lines for one in lines] == [3, 2]  # type: ignore[attr-defined]
 
 
 def test_choice_of_im2col() -> None:

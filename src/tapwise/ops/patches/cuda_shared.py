@@ -14,16 +14,16 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.patches.cuda import LONG, STREAM_BYTES, fields
+from tapwise.ops.patches.cuda import LONG, MOST_TAPS, STREAM_BYTES, fields
 from tapwise.ops.patches.problem import PatchProblem
 
 # Elements that stores of other kernels take at once, where lines of windows are a multiple of them.
 STORED: Final = 4
 # Windows of a block, and lines at least; bytes of its shared memory; threads of a multiprocessor that registers have
 # room for.
-WINDOWS: Final = (2048, 1024)
+WINDOWS: Final = 2048
 LEAST_LINES: Final = 3
-MOST_SHARED: Final = 100 << 10
+MOST_SHARED: Final = 96 << 10
 RESIDENT: Final = 1536
 THREADS: Final = 256
 # Of the cost model (H200): parts of the bandwidth, by lines of a block, of which one brings as many of the image as the
@@ -61,28 +61,26 @@ class Im2colSharedLines(CudaAlgorithm[Config]):
             or p.n * p.c * p.output[1] >= INDEX_LIMIT
         ):
             return "counts in 32 bits"
-        if _shared_bytes(p, 1) > MOST_SHARED:
-            return f"takes lines whose taps fit into {MOST_SHARED} bytes of shared memory"
+        if max(p.kernel[2], p.stride[2]) > MOST_TAPS:
+            return f"takes kernels and strides of up to {MOST_TAPS} along a line"
+        if _shared_bytes(p, 1) > (most := min(MOST_SHARED, device.shared_bytes)):
+            return f"takes lines whose taps fit into {most} bytes of shared memory"
         return None
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         """As many lines as have about so many windows, a few at least, and fit, in about equal shares."""
         p = problem.canonical(3)
         high, wide = p.output[1:]
-        found = []
-        for windows in WINDOWS:
-            lines = min(high, max(LEAST_LINES, windows // wide))
-            while _shared_bytes(p, lines) > MOST_SHARED:
-                lines -= 1
-            found.append(Config(THREADS, ceil_div(high, ceil_div(high, lines))))
-        return list(dict.fromkeys(found))
+        lines = min(high, max(LEAST_LINES, WINDOWS // wide))
+        while _shared_bytes(p, lines) > min(MOST_SHARED, device.shared_bytes):
+            lines -= 1
+        return [Config(THREADS, ceil_div(high, ceil_div(high, lines)))]
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over a part of the bandwidth, and more where a block brings many lines for few windows."""
         p = problem.canonical(3)
         again = _rows(p, config.lines) / (config.lines * p.kernel[1])
-        slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0])
-        return problem.bytes * (1 + 0.2 * again) / (device.gbps * 1e3 * REACHED) * slow + START
+        return problem.bytes * (1 + 0.2 * again) / (device.gbps * 1e3 * REACHED) + START
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         return CudaPlan(problem, device, [self.launch(problem, config, device)])

@@ -12,7 +12,7 @@ template <typename T, int THREADS, int LINES, int WIDE, int KERNEL1, int KERNEL2
           int DILATION1, int DILATION2, bool STREAM>
 DEVICE void im2col_shared(const Patches &a) {
     static_assert(sizeof(T) == 2, "elements go in pairs");
-    constexpr int WARPS = THREADS / 32, PARTS = 4, TAPS = KERNEL1 * KERNEL2;
+    constexpr int WARPS = THREADS / 32, TAPS = KERNEL1 * KERNEL2;
     constexpr int ROWS = (LINES - 1) * STRIDE1 + (KERNEL1 - 1) * DILATION1 + 1, EACH = (ROWS + STRIDE1 - 1) / STRIDE1;
     // Elements of a line that its windows see, and that a tap sees of all lines, an even number.
     constexpr int PITCH = (WIDE - 1) * STRIDE2 + (KERNEL2 - 1) * DILATION2 + 1;
@@ -45,9 +45,7 @@ DEVICE void im2col_shared(const Patches &a) {
     }
     __syncthreads();
     const int lane = tid % 32, count = min(LINES, out1 - line) * WIDE;
-    // A warp has a part of a tap's row, so that all have about as much.
-    for (int i = tid / 32; i < TAPS * PARTS; i += WARPS) {
-        const int tap = i / PARTS, part = i % PARTS;
+    for (int tap = tid / 32; tap < TAPS; tap += WARPS) {
         const int down = tap / KERNEL2 * DILATION1;
         const int first = tap % KERNEL2 * COPY + (down % STRIDE1 * EACH + down / STRIDE1) * WIDE;
         const long long to = ((plane * TAPS + tap) * out1 + line) * WIDE;
@@ -55,15 +53,13 @@ DEVICE void im2col_shared(const Patches &a) {
         T *const y = static_cast<T *>(a.y) + to;
         const T *const from = shared + first;
         const int odd = (int)(to & 1), words = (count - odd) / 2, behind = (int)(to + odd >> 1 & 31);
-        const int lines_of_cache = (words + behind + 31) / 32, begin = lines_of_cache * part / PARTS * 32 - behind;
-        const int end = min(words, lines_of_cache * (part + 1) / PARTS * 32 - behind);
-        if (part == 0 && lane == 0 && odd) y[0] = from[0];
-        if (part == 0 && lane == 1 && odd + 2 * words < count) y[count - 1] = from[count - 1];
+        if (lane == 0 && odd) y[0] = from[0];
+        if (lane == 1 && odd + 2 * words < count) y[count - 1] = from[count - 1];
         const auto copy_words = [&](auto shifted) {
             constexpr int SHIFTED = decltype(shifted)::value;
             const unsigned *const pairs = reinterpret_cast<const unsigned *>(from + odd - SHIFTED);
 #pragma unroll 4
-            for (int n = begin + lane; n < end; n += 32)
+            for (int n = lane - behind; n < words; n += 32)
                 if (n >= 0) {
                     const unsigned pair = SHIFTED ? __funnelshift_r(pairs[n], pairs[n + 1], 16) : pairs[n];
                     store<STREAM>(reinterpret_cast<unsigned *>(y + odd) + n, pair);
