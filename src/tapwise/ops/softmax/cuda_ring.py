@@ -19,7 +19,7 @@ from tapwise.ops.softmax.problem import SoftmaxProblem
 LEAST: Final = 8193
 # Threads of a block, and how many blocks a multiprocessor has registers for; slots of its ring.
 BLOCKS: Final = {1024: 1, 512: 3, 256: 6}
-SLOTS: Final = (2, 3)
+SLOTS: Final = 2
 # What the hardware takes of shared memory for each block.
 RESERVED: Final = 1 << 10
 # Of the cost model (H200): parts of the bandwidth; microseconds of a run, and of each element of those that a
@@ -29,10 +29,9 @@ MEMORY, EACH_RUN, EACH_ELEMENT, START = 0.87, 1.6, {2: 9e-5, 4: 11e-5}, 1.0
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """threads of a block; slots: runs that lie in its shared memory."""
+    """threads of a block."""
 
     threads: int
-    slots: int
 
 
 class SoftmaxRing(CudaAlgorithm[Config]):
@@ -53,12 +52,12 @@ class SoftmaxRing(CudaAlgorithm[Config]):
             return "needs compute capability 9.0"
         if length < LEAST:
             return f"takes runs of {LEAST} elements and more"
-        if _shared_bytes(problem, Config(min(BLOCKS), SLOTS[0])) > device.shared_bytes:
-            return f"takes runs of which {SLOTS[0]} fit into {device.shared_bytes} bytes of shared memory"
+        if _shared_bytes(problem, Config(min(BLOCKS))) > device.shared_bytes:
+            return f"takes runs of which {SLOTS} fit into {device.shared_bytes} bytes of shared memory"
         return None
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
-        every = [Config(threads, slots) for threads in BLOCKS for slots in SLOTS]
+        every = [Config(threads) for threads in BLOCKS]
         return [one for one in every if _shared_bytes(problem, one) <= device.shared_bytes]
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
@@ -85,7 +84,7 @@ class SoftmaxRing(CudaAlgorithm[Config]):
     def source(self, problem: SoftmaxProblem, config: Config) -> Source:
         skewed = problem.length * problem.itemsize % 16 != 0
         dtype = tensor_core_type(problem.dtype)
-        words = template_args(dtype, problem.log, skewed, config.threads, config.slots)
+        words = template_args(dtype, problem.log, skewed, config.threads, SLOTS)
         return stub(
             "ops/softmax/softmax_ring.cu", "softmax_ring", words, "Runs", config.threads, BLOCKS[config.threads]
         )
@@ -101,5 +100,5 @@ def _shared_bytes(problem: SoftmaxProblem, config: Config) -> int:
     """Barriers, a level a warp, and the slots: a run with what stands before and behind it in its pieces."""
     piece = 16 // problem.itemsize
     pieces = (problem.length + 2 * piece - 2) // piece
-    rest = 8 * config.slots + 8 * (config.threads // 32)
-    return 128 * ceil_div(rest, 128) + config.slots * 128 * ceil_div(16 * pieces, 128)
+    rest = 8 * SLOTS + 8 * (config.threads // 32)
+    return 128 * ceil_div(rest, 128) + SLOTS * 128 * ceil_div(16 * pieces, 128)
