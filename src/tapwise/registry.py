@@ -94,6 +94,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
         "cuda.van_herk": "tapwise.ops.filter.cuda_van_herk:FilterVanHerk",
         "cuda.rolling": "tapwise.ops.filter.cuda_rolling:FilterRolling",
+        "cuda.warp_rows": "tapwise.ops.filter.cuda_warp_rows:FilterWarpRows",
         "cuda.tiles_mma": "tapwise.ops.filter.cuda_tiles_mma:FilterTilesMma",
         "cuda.tiles": "tapwise.ops.filter.cuda_tiles:FilterTiles",
         "cuda.sliding_window": "tapwise.ops.filter.cuda:FilterSlidingWindow",
