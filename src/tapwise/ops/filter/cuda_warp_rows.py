@@ -30,7 +30,9 @@ from tapwise.ops.filter.weights import rounded
 # Words that a list begins with; taps of a column and a row.
 CONSTANTS, LEAST_TAPS, MOST_TAPS = 8, 2, 9
 LANES, ACROSS = 32, 8
-ROWS: Final = (32, 48, 64, 24)
+# Rows of a warp: so many, or what lets all warps run in one turn or two.
+ROWS: Final = (32, 64)
+LEAST_ROWS, MOST_ROWS, TURNS = 8, 256, (1, 2)
 # Warps of a multiprocessor that registers have room for, of one channel and of more.
 WARPS: Final = (16, 12)
 # Of the cost model, reckoned, not fitted: instructions of an element beside the taps'; memory's time; how much of both
@@ -91,14 +93,18 @@ class FilterWarpRows(CudaAlgorithm[Config]):
         return None if min(taps) >= LEAST_TAPS and max(taps) <= MOST_TAPS else f"takes up to {MOST_TAPS} taps an axis"
 
     def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
-        return [Config(rows) for rows in ROWS]
+        view, strip = view_of(problem), _grid(problem, Config(MOST_ROWS))[0] * view_of(problem).depth
+        at_once = WARPS[view.c > 1] * device.multiprocessors
+        turns = (ceil_div(view.height, max(1, turn * at_once // max(1, strip))) for turn in TURNS)
+        found = (min(MOST_ROWS, max(LEAST_ROWS, rows)) for rows in turns)
+        return [Config(rows) for rows in dict.fromkeys((*found, *ROWS))]
 
     def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
         """What warps issue, in rounds of those that a multiprocessor has at once, and memory."""
         view, (across, strips) = view_of(problem), _grid(problem, config)
-        share = ceil_div(across * strips * view.depth, device.multiprocessors) / 4
-        each = ACROSS * (ELEMENT + sum(view.taps))
-        cycles = share * (min(config.rows, view.height) + view.taps[0] - 1) * each
+        # Of a scheduler, of which a multiprocessor has four.
+        share = ceil_div(across * strips * view.depth, 4 * device.multiprocessors)
+        cycles = share * (config.rows + view.taps[0] - 1) * ACROSS * (ELEMENT + sum(view.taps))
         memory = MEMORY * problem.bytes / (device.gbps * 1e3)
         return UNTIMED * (START_US + joint_us(cycles / cycles_us(device), memory, POWER))
 
@@ -110,7 +116,7 @@ class FilterWarpRows(CudaAlgorithm[Config]):
         before = view.before[1] * view.c
         words: dict[str, int | bool | str] = {
             "C": view.c, "TAPS_H": view.taps[0], "TAPS_W": view.taps[1], "BEFORE": before,
-            "LEAD": round_up(before, 4), "ROWS": config.rows,
+            "LEAD": round_up(before, 4), "ROWS": round_up(config.rows, 32),
         }  # fmt: skip
         declarations = traits(DTYPES[problem.dtype].cpp, words)
         file, arguments = "ops/filter/warp_rows.cu", f"Traits, {DTYPES[problem.to].cpp}"

@@ -23,7 +23,7 @@ template <int COUNT> struct Count { static constexpr int value = COUNT; };
 enum Constant { LOW, HIGH, COLUMN_EPSILON, EPSILON, SIMPLE, CONSTANTS = 8 };
 
 // T: a byte; C channels; TAPS_H and TAPS_W; BEFORE: elements in front of a window's own; LEAD: as many or more, whole
-// words; ROWS of a warp.
+// words; ROWS of a warp at most.
 template <class Traits> struct WarpTile : Traits {
     using B = Traits;
     static constexpr int ACROSS = 8, AFTER = (B::TAPS_W - 1) * B::C - B::BEFORE;
