@@ -70,7 +70,6 @@ PROBLEMS = {
         "filter correlate d5 h32 w32 t3 r3 s3 f64",
         "filter maximum h40 w40 size5 f16",
         "filter minimum h40 w50 size3 u8",
-        "filter box h40 w50 size3 u8",
         "filter sobel h30 w40 i8 to:i16",
     ],
     "softmax": [

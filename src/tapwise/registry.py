@@ -67,7 +67,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "im2col": {
         "cpu.simd": "tapwise.ops.patches.cpu:Im2colSimd",
         "cpu.serial": "tapwise.ops.patches.cpu_serial:Im2colSerial",
-        "cuda.shared_lines": "tapwise.ops.patches.cuda_shared:Im2colSharedLines",
+        "cuda.shared_lines": "tapwise.ops.patches.cuda_shared_lines:Im2colSharedLines",
         "cuda.grid_stride": "tapwise.ops.patches.cuda:Im2colGridStride",
     },
     "col2im": {
@@ -94,7 +94,6 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
         "cuda.van_herk": "tapwise.ops.filter.cuda_van_herk:FilterVanHerk",
         "cuda.rolling": "tapwise.ops.filter.cuda_rolling:FilterRolling",
-        "cuda.warp_rows": "tapwise.ops.filter.cuda_warp_rows:FilterWarpRows",
         "cuda.tiles_mma": "tapwise.ops.filter.cuda_tiles_mma:FilterTilesMma",
         "cuda.tiles": "tapwise.ops.filter.cuda_tiles:FilterTiles",
         "cuda.sliding_window": "tapwise.ops.filter.cuda:FilterSlidingWindow",
@@ -103,7 +102,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.simd": "tapwise.ops.softmax.cpu:SoftmaxSimd",
         "cpu.serial": "tapwise.ops.softmax.cpu_serial:SoftmaxSerial",
         "cuda.ring": "tapwise.ops.softmax.cuda_ring:SoftmaxRing",
-        "cuda.thread_per_run": "tapwise.ops.softmax.cuda_short:SoftmaxThreadPerRun",
+        "cuda.thread_per_run": "tapwise.ops.softmax.cuda_thread_per_run:SoftmaxThreadPerRun",
         "cuda.block_reduction": "tapwise.ops.softmax.cuda:SoftmaxBlockReduction",
     },
     "softmax_dgrad": {

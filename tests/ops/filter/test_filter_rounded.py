@@ -49,8 +49,7 @@ def emulate(problem: FilterProblem, algorithm: Any, x: np.ndarray, w: np.ndarray
 
 
 RUNS: dict[str, Run] = {"cpu": on_the_cpu, "cuda": emulate}
-# All but those of maxima, and of truncated sums.
-SUMS = [name for name in registry.ALGORITHMS["filter"] if name not in ("cuda.van_herk", "cuda.warp_rows")]
+SUMS = [name for name in registry.ALGORITHMS["filter"] if name != "cuda.van_herk"]
 
 
 @pytest.mark.parametrize("to", ["i8", "i16", "u8"])

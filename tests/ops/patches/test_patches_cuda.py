@@ -12,7 +12,7 @@ from tapwise import dispatch, registry
 from tapwise.cuda import partition as partitions
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.patches import cuda, cuda_shared
+from tapwise.ops.patches import cuda, cuda_shared_lines
 from tapwise.verify import compare
 
 
@@ -69,7 +69,7 @@ LONG_LINES = [
 @pytest.mark.parametrize("text", LONG_LINES)
 @pytest.mark.parametrize("windows", [700, 256])
 def test_shared_lines_by_emulation(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str, windows: int) -> None:
-    monkeypatch.setattr(cuda_shared, "WINDOWS", windows)
+    monkeypatch.setattr(cuda_shared_lines, "WINDOWS", windows)
     problem, algorithm = registry.parse(f"im2col {text} {dtype}"), registry.get("cuda.shared_lines", "im2col")
     assert algorithm.refusal(problem, H200) is None
     inputs = problem.sample(np.random.default_rng(0), False)

@@ -86,6 +86,19 @@ def test_kernels_compile_without_spills(
                 assert (used.stack_bytes, used.spill_bytes) == (0, 0), (problem, config)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_clusters_of_few_elements_compile_without_spills(dtype: str) -> None:
+    """Of cuda.block_reduction: what blocks of a cluster exchange takes registers, too."""
+    problem: Any = registry.parse(f"softmax 3x9001 {dtype}")
+    algorithm: Any = registry.get("cuda.block_reduction", "softmax")
+    clusters = [one for one in algorithm.configs(problem, H200) if one.cluster]
+    assert clusters
+    for config in clusters:
+        for source in algorithm.sources(problem, config):
+            _, used = compile_now(source, "sm_90a")
+            assert (used.stack_bytes, used.spill_bytes) == (0, 0), config
+
+
 def test_what_is_refused() -> None:
     ring, short = registry.get("cuda.ring", "softmax"), registry.get("cuda.thread_per_run", "softmax")
     old = replace(H200, architecture="sm_80")

@@ -125,7 +125,7 @@ class Im2colGridStride(CudaAlgorithm[Config]):
             words = template_args(DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), stream, count)
             # A run that passes an end counts on from it.
             wide = coordinates(*(2 * n for n in (prod(problem.spatial), prod(problem.output), *problem.ends)))
-            return stub("ops/patches/im2col_runs.cu", "im2col_runs", words, "Patches", config.threads, header=wide)
+            return stub("ops/patches/im2col_past.cu", "im2col_past", words, "Patches", config.threads, header=wide)
         words = template_args(
             DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), _step(problem), stream, config.spread,
             config.threads if config.across else 0, config.across, count,

@@ -43,14 +43,11 @@ class SoftmaxRing(CudaAlgorithm[Config]):
     summary: ClassVar[str] = "a run in shared memory while the next one comes, read once"
 
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
-        _, length, inner = problem.sizes
         if problem.dtype == "f64":
             return "takes f32, f16, bf16"
-        if inner != 1:
-            return "takes the last axis"
-        if not has_dependent_launches(device.architecture):
-            return "needs compute capability 9.0"
-        if length < LEAST:
+        if reason := unsuited(problem, device):
+            return reason
+        if problem.length < LEAST:
             return f"takes runs of {LEAST} elements and more"
         if _shared_bytes(problem, Config(min(BLOCKS))) > device.shared_bytes:
             return f"takes runs of which {SLOTS} fit into {device.shared_bytes} bytes of shared memory"
@@ -75,11 +72,9 @@ class SoftmaxRing(CudaAlgorithm[Config]):
         return CudaPlan(problem, device, [self.launch(problem, config, device)])
 
     def launch(self, problem: SoftmaxProblem, config: Config, device: Device) -> Launch:
-        outer, length, _ = problem.sizes
-        fields = {"w": 0, "outer": outer, "length": length, "inner": 1, "parts": 1, "accumulators": 0}
-        shared = _shared_bytes(problem, config)
-        blocks = min(outer, blocks_at_once(problem, config, device) * device.multiprocessors)
-        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads, shared, dependent=True)
+        blocks = min(problem.sizes[0], blocks_at_once(problem, config, device) * device.multiprocessors)
+        shape = (blocks, 1, 1), config.threads, _shared_bytes(problem, config)
+        return Launch(self.source(problem, config), fields(problem), *shape, dependent=True)
 
     def source(self, problem: SoftmaxProblem, config: Config) -> Source:
         skewed = problem.length * problem.itemsize % 16 != 0
@@ -88,6 +83,20 @@ class SoftmaxRing(CudaAlgorithm[Config]):
         return stub(
             "ops/softmax/softmax_ring.cu", "softmax_ring", words, "Runs", config.threads, BLOCKS[config.threads]
         )
+
+
+def unsuited(problem: SoftmaxProblem, device: Device) -> str | None:
+    """Why bulk copies cannot bring a problem's runs to shared memory, or None."""
+    if problem.sizes[2] != 1:
+        return "takes the last axis"
+    # Both came with compute capability 9.0.
+    return None if has_dependent_launches(device.architecture) else "needs compute capability 9.0"
+
+
+def fields(problem: SoftmaxProblem) -> dict[str, int]:
+    """The words of struct Runs: each run is one part, whose sums go by no other launch."""
+    outer, length, _ = problem.sizes
+    return {"w": 0, "outer": outer, "length": length, "inner": 1, "parts": 1, "accumulators": 0}
 
 
 def blocks_at_once(problem: SoftmaxProblem, config: Config, device: Device) -> int:

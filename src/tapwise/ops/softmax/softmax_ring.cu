@@ -5,15 +5,18 @@
 // x and y (outer, length), dense. A block has runs of its own, `gridDim.x` apart, in SLOTS places of shared memory. A
 // run begins anywhere between the pieces of 16 bytes that copies, loads and stores take: it lies in its slot as it does
 // in memory, with what stands before it in its first piece and behind it in its last one.
+//
+// Source of sums that are put together, each less its own largest element: Milakov and Gimelshein, "Online normalizer
+// calculation for softmax", 2018.
 #include "approximate.cuh"
 #include "block_reduction.cuh"
 #include "ring.cuh"
 #include "tma.cuh"
 
-// A thread's or a block's largest element, and the sum of the exponentials of what elements are less that.
+// The largest of some elements, -infinity of none; the sum of the exponentials of all of them, each less the largest.
 struct Level { float top, sum; };
 
-// Two of them: the first's sum, for the larger level. Levels of nothing are -infinity.
+// The sum of exponentials of what elements are less `top`, which is as large as the largest or larger.
 DEVICE float rescaled(Level one, float top) { return one.sum * (one.top == top ? 1.0f : exp(one.top - top)); }
 
 // SKEWED: runs begin between pieces.

@@ -9,10 +9,11 @@ from typing import ClassVar, Final
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
-from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div
+from tapwise.ops.softmax.cuda_ring import fields, unsuited
 from tapwise.ops.softmax.problem import SoftmaxProblem
 
 # Elements of a run, and runs of a block.
@@ -41,13 +42,11 @@ class SoftmaxThreadPerRun(CudaAlgorithm[Config]):
     summary: ClassVar[str] = "short runs through shared memory, each in one thread's registers"
 
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
-        outer, length, inner = problem.sizes
+        outer, length, _ = problem.sizes
         if problem.itemsize != 2:
             return "takes f16, bf16"
-        if inner != 1:
-            return "takes the last axis"
-        if not has_dependent_launches(device.architecture):
-            return "needs compute capability 9.0"
+        if reason := unsuited(problem, device):
+            return reason
         if not LEAST <= length <= MOST or length % 8 == 0:
             return f"takes runs of {LEAST} to {MOST} elements, no multiple of 8"
         return "takes fewer than 2^31 blocks" if ceil_div(outer, RUNS) >= INDEX_LIMIT else None
@@ -66,14 +65,15 @@ class SoftmaxThreadPerRun(CudaAlgorithm[Config]):
         return CudaPlan(problem, device, [self.launch(problem, config, device)])
 
     def launch(self, problem: SoftmaxProblem, config: Config, device: Device) -> Launch:
-        outer, length, _ = problem.sizes
-        fields = {"w": 0, "outer": outer, "length": length, "inner": 1, "parts": 1, "accumulators": 0}
-        grid = (ceil_div(outer, config.threads), 1, 1)
-        shared = 16 + config.threads * length * problem.itemsize
-        return Launch(self.source(problem, config), fields, grid, config.threads, shared, dependent=True)
+        # A barrier's piece, then the runs.
+        shared = 16 + config.threads * problem.length * problem.itemsize
+        shape = (ceil_div(problem.sizes[0], config.threads), 1, 1), config.threads, shared
+        return Launch(self.source(problem, config), fields(problem), *shape, dependent=True)
 
     def source(self, problem: SoftmaxProblem, config: Config) -> Source:
         length = problem.length
         words = template_args(tensor_core_type(problem.dtype), problem.log, length, config.threads)
         blocks = next(blocks for most, blocks in BLOCKS if length <= most)
-        return stub("ops/softmax/softmax_short.cu", "softmax_short", words, "Runs", config.threads, blocks)
+        return stub(
+            "ops/softmax/softmax_thread_per_run.cu", "softmax_thread_per_run", words, "Runs", config.threads, blocks
+        )

@@ -5,7 +5,7 @@
 
 // Windows of a line are neighbours. K0, K1, K2: the kernel's sizes, 0 where they are known at run time only.
 template <typename T, int RUN, int K0, int K1, int K2, bool STREAM, typename I>
-__device__ __forceinline__ void im2col_runs(const Patches &a) {
+__device__ __forceinline__ void im2col_past(const Patches &a) {
     begin_dependent();
     const Coordinate kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
     const Coordinate size0 = a.size[0], size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];

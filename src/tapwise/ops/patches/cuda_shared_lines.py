@@ -97,7 +97,9 @@ class Im2colSharedLines(CudaAlgorithm[Config]):
         sizes = p.output[2], *p.kernel[1:], *p.stride[1:], *p.dilation[1:]
         words = template_args(tensor_core_type(p.dtype), config.threads, config.lines, *sizes, stream)
         blocks = RESIDENT // config.threads
-        return stub("ops/patches/im2col_shared.cu", "im2col_shared", words, "Patches", config.threads, blocks)
+        return stub(
+            "ops/patches/im2col_shared_lines.cu", "im2col_shared_lines", words, "Patches", config.threads, blocks
+        )
 
 
 def _rows(p: PatchProblem, lines: int) -> int:

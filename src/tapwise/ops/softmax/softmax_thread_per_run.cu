@@ -8,7 +8,7 @@
 #include "tma.cuh"
 
 // LENGTH: elements of a run.
-template <typename T, bool LOG, int LENGTH, int THREADS> DEVICE void softmax_short(const Runs &a) {
+template <typename T, bool LOG, int LENGTH, int THREADS> DEVICE void softmax_thread_per_run(const Runs &a) {
     static_assert(sizeof(T) == 2 && THREADS % 8 == 0);
     constexpr int LIFT = LOG ? 0 : 24;
     using Piece = Neighbours<T, 8>;

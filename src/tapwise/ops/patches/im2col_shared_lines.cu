@@ -4,13 +4,12 @@
 // block's windows is then one piece of it, which goes to its row of columns by whole lines of the cache, wherever it
 // begins.
 #include "ops/patches/patches.cuh"
-#include "shared_memory.cuh"
 
 // A block of THREADS has LINES lines of WIDE windows of a channel. KERNEL1, KERNEL2: taps down and along a line, and so
 // on. Lines of the image that are STRIDE1 apart lie together, as a tap sees them.
 template <typename T, int THREADS, int LINES, int WIDE, int KERNEL1, int KERNEL2, int STRIDE1, int STRIDE2,
           int DILATION1, int DILATION2, bool STREAM>
-DEVICE void im2col_shared(const Patches &a) {
+DEVICE void im2col_shared_lines(const Patches &a) {
     static_assert(sizeof(T) == 2, "elements go in pairs");
     constexpr int WARPS = THREADS / 32, TAPS = KERNEL1 * KERNEL2;
     constexpr int ROWS = (LINES - 1) * STRIDE1 + (KERNEL1 - 1) * DILATION1 + 1, EACH = (ROWS + STRIDE1 - 1) / STRIDE1;
