@@ -99,8 +99,8 @@ template <typename T, bool LOG, bool SKEWED, int THREADS, int SLOTS> DEVICE void
         if (lane == 0) of_warps[tid / 32] = mine;
         __syncthreads();
         const Level all_of_it = together(lane < WARPS ? of_warps[lane] : Level{-POSITIVE_INFINITY, 0.0f});
-        const float top = all_of_it.top;
-        const float sum = top == -POSITIVE_INFINITY ? NOT_A_NUMBER : all_of_it.sum;
+        // Of a run of nothing but -infinity, what elements are less the largest is NaN.
+        const float top = all_of_it.top, sum = all_of_it.sum;
         float last;
         if constexpr (LOG) last = log(sum);
         else last = sizeof(T) == 2 ? reciprocal(sum) : 1.0f / sum;
