@@ -258,8 +258,9 @@ def phases_us(views: Sequence[View], by_place: bool, device: Device) -> float:
     if config.warpgroups == 2 or 2 * epilogue.shared_bytes > device.shared_bytes:
         cycles += ALONE
     dy = prod(first.original.x_shape)
-    again = 1 if by_place or dy * first.itemsize <= KEPT_BYTES else len(views)
-    moved = again * dy + sum(prod(one.original.w_shape) + prod(one.original.y_shape) for one in views)
+    read = sum(view.steps > 0 for view in views)
+    again = 1 if by_place or dy * first.itemsize <= KEPT_BYTES else read
+    moved = again * dy + sum(prod(one.original.w_shape) * (one.steps > 0) + prod(one.original.y_shape) for one in views)
     memory_us = moved * first.itemsize / (device.gbps * 1e3)
     return float(((cycles / CYCLES_US) ** NORM + memory_us**NORM + l2_us**NORM) ** (1 / NORM))
 

@@ -2,9 +2,9 @@
 
 A phase is a convolution of dy (ops/conv/phases.py) whose filters are w's channels: in w (k, r, s, c) these are side by
 side, and gemm_k, the filters k of fprop, is the slow axis. The matrix instruction takes such an operand as transposed,
-so nothing is turned or packed before. Phases of a stride are one launch, whose CTAs take tiles of all of them
-(implicit_gemm_phases.cu); or a launch each, which does not wait for the one before it: it begins while that runs, and
-fills the multiprocessors that it leaves.
+so nothing is turned or packed before. Phases of a stride are one launch, whose CTAs take tiles of all of them, also of
+those that no tap meets (implicit_gemm_phases.cu); or a launch each, which does not wait for the one before it: it
+begins while that runs, and fills the multiprocessors that it leaves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, fprop_filters, needs_join, place_of, strides_of
 from tapwise.ops.conv.cuda.implicit_gemm import configs, launches
@@ -44,7 +45,7 @@ PHASES: Final = 4
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """The config of each phase that has taps, in their order. `order`: of the tiles where phases are one launch, by
-    "place" or by "phase"; else "", a launch each."""
+    "place" or by "phase", up to four with those that no tap meets; else "", a launch each."""
 
     parts: tuple[TileConfig, ...]
     order: str = ""
@@ -53,6 +54,21 @@ class Config(BaseConfig):
         """Phases that are computed alike are named once."""
         parts = "+".join(dict.fromkeys(f"({part})" for part in self.parts))
         return f"{parts} order={self.order}" if self.order else parts
+
+
+class EmptyView(View):
+    """A phase that no tap meets: tiles without steps, of an image of its own size, of which nothing is read. Words of
+    filters that phases share are those of one that has taps."""
+
+    steps = 0  # type: ignore[assignment]
+
+    @classmethod
+    def of_phase(cls, problem: ConvProblem, phase: Phase, config: TileConfig) -> View:
+        pixels = zip(problem.spatial, phase.first, problem.stride, strict=True)
+        sizes = tuple(ceil_div(size - first, step) for size, first, step in pixels)
+        ones = {"kernel": (1, 1), "stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+        inner = problem.replace(c=problem.k, k=problem.c, spatial=sizes, direction="fprop", **ones)
+        return cls.of(inner, config, strides_of(problem), fprop_filters(problem, with_taps(problem)[0]))
 
 
 class InPlacePlan(CudaPlan):
@@ -118,10 +134,11 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
                 ones = [one for one in ones if one.share_filters == 1]
             timed = {one: cost(_view(problem, phase, one), device, 0).us for one in ones}
             found.append(sorted(ones, key=timed.__getitem__))
-        if len(found) == 1:
-            return [Config((one,)) for one in found[0]]
         if not found:
             return [Config(())]
+        if len(found) == 1:
+            joint = self._one_launch(problem, device) if _empty(problem, True) else []
+            return [*joint, *(Config((one,)) for one in found[0])]
         schedules: list[dict[object, TileConfig]] = [{} for _ in found]
         for ordered, firsts in zip(found, schedules, strict=True):
             for one in ordered:
@@ -134,16 +151,17 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
     @staticmethod
     def _one_launch(problem: ConvProblem, device: Device) -> list[Config]:
         """Those whose phases, up to four of them, are one launch."""
-        phases = with_taps(problem)
+        phases, empty = with_taps(problem), _empty(problem, True)
         most = max(phases, key=lambda phase: prod(map(len, phase.taps)))
         assert most.problem is not None
-        ones = configs.phased_configs(most.problem, min(len(phases), PHASES), device, fprop_filters(problem, most))
+        count = min(len(phases) + len(empty), PHASES)
+        ones = configs.phased_configs(most.problem, count, device, fprop_filters(problem, most))
         return [Config((one,) * len(phases), order) for one in ones for order in ("place", "phase")]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Of all phases, of which only the first launch's beginning is not hidden; cost.py says what each takes."""
         views = [view for _, view in self._views(problem, config)]
-        joined = JOIN.joined_us(problem, [True] * len(views), device) if self._joins(problem) else 0.0
+        joined = JOIN.joined_us(problem, [True] * len(config.parts), device) if self._joins(problem, config) else 0.0
         if config.order:
             times = [phases_us(some, config.order == "place", device) for some in _launched(views, PHASES)]
         else:
@@ -154,32 +172,36 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
     def _views(problem: ConvProblem, config: Config) -> list[tuple[int, View]]:
         """(bytes into dx, view) of each phase, those with most steps first: short ones fill what these leave."""
         found = [
-            (place_of(problem, phase) * problem.itemsize, _view(problem, phase, part))
-            for phase, part in zip(with_taps(problem), config.parts, strict=True)
+            (phase, _view(problem, phase, part)) for phase, part in zip(with_taps(problem), config.parts, strict=True)
         ]
-        return sorted(found, key=lambda one: -one[1].steps)
+        for phase in _empty(problem, config.order != ""):
+            found.append((phase, EmptyView.of_phase(problem, phase, config.parts[0])))
+        placed = [(place_of(problem, phase) * problem.itemsize, view) for phase, view in found]
+        return sorted(placed, key=lambda one: -one[1].steps)
 
     @staticmethod
-    def _joins(problem: ConvProblem) -> bool:
-        return needs_join(problem, [True] * len(with_taps(problem)))
+    def _joins(problem: ConvProblem, config: Config) -> bool:
+        """Whether a launch in front writes what no tap meets."""
+        return needs_join(problem, [True] * len(config.parts)) and not _empty(problem, config.order != "")
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        joins = self._joins(problem)
+        joins = self._joins(problem, config)
         views = [view for _, view in self._views(problem, config)]
         if config.order:
             views = views[::PHASES]
         found = [
-            launches.source(view, before > 0, config.order != "") for before, view in enumerate(views, start=joins)
+            launches.source(view, before > 0, config.order != "", bool(_empty(problem, config.order != "")))
+            for before, view in enumerate(views, start=joins)
         ]
         return list(dict.fromkeys([*found, *([JOIN.join_source(problem)] if joins else [])]))
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        joins = [JOIN.join_launch(problem, [True] * len(config.parts), device)] if self._joins(problem) else []
+        joins = [JOIN.join_launch(problem, [True] * len(config.parts), device)] if self._joins(problem, config) else []
         return InPlacePlan(problem, device, self.launches(problem, config, device), joins)
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[tuple[int, ...], Launch]]:
         """(bytes into dx of its phases, launch) of each launch, in order."""
-        views, joins = self._views(problem, config), self._joins(problem)
+        views, joins = self._views(problem, config), self._joins(problem, config)
         found = []
         for before, some in enumerate(_launched(views, PHASES if config.order else 1), start=joins):
             places, these = zip(*some, strict=True)
@@ -189,6 +211,13 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
                 launch = launches.launch(these[0], device, before > 0)
             found.append((places, launch))
         return found
+
+
+def _empty(problem: ConvProblem, one_launch: bool) -> list[Phase]:
+    """Phases that no tap meets, where one launch takes all."""
+    phases = phases_of(problem) or ()
+    some = one_launch and len(phases) <= PHASES and bool(with_taps(problem))
+    return [phase for phase in phases if phase.problem is None] if some else []
 
 
 def _launched(views: Sequence[T], most: int) -> list[Sequence[T]]:

@@ -1,6 +1,7 @@
 // dgrad of a stride by Hopper's tensor cores: all phases in one launch. A phase is a product of its own, dy by TMA's
 // im2col mode as in implicit_gemm_im2col.cu; one tile's way to dx hides behind the products of the next one's, of
-// whatever phase.
+// whatever phase. One that no tap meets has no steps (EMPTY): its tiles are written as others are, beside those that
+// they share lines and pages of memory with.
 #pragma once
 
 #include "ops/conv/cuda/implicit_gemm/implicit_gemm_im2col.cu"
@@ -147,6 +148,12 @@ template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2
         Biases<Tile> bias;
         bias.load(out, p.bias);
         if (PING_PONG) sync_part(MMA_TURN + group, 256);
+        if constexpr (Tile::EMPTY)
+            if (steps == 0)
+#pragma unroll
+                for (auto &row : d)
+#pragma unroll
+                    for (float &sum : row) sum = 0.0f;
         int chunk = 0;
         for (int step = 0; step < steps; ++step) {
             barrier_wait(shared.full + stage * 8, parity);

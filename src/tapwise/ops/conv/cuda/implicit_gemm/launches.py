@@ -31,8 +31,9 @@ EPILOGUE_WORDS: Final = (
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
-def source(view: View, independent: bool = False, phases: bool = False) -> Source:
-    """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad."""
+def source(view: View, independent: bool = False, phases: bool = False, empty: bool = False) -> Source:
+    """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad, some of which
+    may be `empty`."""
     config, seen, epilogue = view.config, view.seen, Epilogue(view)
     halo = not isinstance(config, Im2colConfig)
     own = (*CONFIG_WORDS, *(("halo_buffers", "staged_strips") if halo else ()))
@@ -56,6 +57,7 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
             values |= {f"STRIDE_{side}": stride, f"RESIDUES_{side}": met.count, f"GRAIN_{side}": met.grain}
     else:
         shifted = view.shifted
+        values |= {"EMPTY": empty} if phases else {}
         values |= {
             "SHIFT_CLASSES": shifted.classes if shifted else 1, "SHIFT_WARPS": shifted.warps if shifted else 1,
             "WHOLE_PLANES": shifted is not None and shifted.whole,
@@ -139,7 +141,7 @@ def phases_launch(views: Sequence[View], by_place: bool, device: Device, indepen
     their tiles (implicit_gemm_phases.cu)."""
     first = views[0]
     config, seen, epilogue = first.config, first.seen, Epilogue(first)
-    kernel = source(first, independent, phases=True)
+    kernel = source(first, independent, True, any(view.steps == 0 for view in views))
     tiles = [view.tiles for view in views]
     fields = {
         "filters": seen.group_k, "groups": seen.groups, "tiles_f": first.tiles_f, "chunks": first.chunks,

@@ -29,7 +29,7 @@ FEW_TILES: Final = (
     (64, 288, 3, 1), (64, 256, 1, 1), (64, 192, 1, 2), (64, 96, 1, 3), (64, 64, 1, 3), (64, 32, 1, 3),
     (128, 128, 2, 2), (128, 96, 2, 2),
 )  # fmt: skip
-MOST_STAGES, MOST_HALO_STAGES = 12, 6
+MOST_STAGES, MOST_HALO_STAGES = 7, 6
 
 
 @dataclass(frozen=True)
