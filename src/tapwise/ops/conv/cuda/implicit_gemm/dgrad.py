@@ -60,7 +60,7 @@ class EmptyView(View):
     """A phase that no tap meets: tiles without steps, of an image of its own size, of which nothing is read. Words of
     filters that phases share are those of one that has taps."""
 
-    steps = 0  # type: ignore[assignment]
+    steps = 0
 
     @classmethod
     def of_phase(cls, problem: ConvProblem, phase: Phase, config: TileConfig) -> View:
