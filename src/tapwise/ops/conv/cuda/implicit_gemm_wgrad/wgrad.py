@@ -65,7 +65,7 @@ ADDERS: Final = 128
 SLICES: Final = (1, 2, 4, 8, 16)
 ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 2,667 times on 124 layers, drawn at random or of kinds that were behind (H200), those near a layer's best
+# Fitted to 3,027 times on 130 layers, drawn at random or of kinds that were behind (H200), those near a layer's best
 # above all; the choice takes 1.03 of the best of some 22 configs measured, also on layers left out (at worst 1.26).
 # Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way share, and of each
 # block's copy, where a row of it lies in one line; how much longer copies of windows take; how many CTAs that share a
@@ -77,8 +77,9 @@ SHARING, COPIED_BYTES, APART = 0.455, 5.52e7, 1.825
 # How much longer copies of pixels of more channels take than of fewer, as a power of their ratio: which way round a
 # tile lies (64 x 128 or 128 x 64 were up to a quarter apart; it decides 17 layers of 480 drawn, 0.98 of the time).
 FAR: Final = 0.04
-# How far a step's products and copies overlap: the larger, or some of both (a power mean).
-OVERLAP: Final = 6.06
+# How far a step's products and copies overlap: the larger, or some of both (a power mean). The share of the time that
+# 1x1 layers' tiles of three blocks take, of a CTA alone on its multiprocessor; why was not found.
+OVERLAP, THREE_BLOCKS = 6.06, 0.84
 # Cycles of a wave's begin and end, and of sharing copies; how much longer sets of groups take that are no whole pieces;
 # microseconds of the launch that adds parts, and bytes of parts in one, written and read, also where dw has fewer.
 BEGIN_CYCLES, SHARE_CYCLES, NARROW_SETS = 2695.0, 722.0, 2.1
@@ -207,6 +208,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         us = joint_us(busy, view.bytes / (device.gbps * 1e3) + copied, 2.0)
         if config.groups_per_tile > 1 and view.group_c % PIECE:
             us *= NARROW_SETS
+        if rows + columns == 3 and windows == together == config.ctas == 1:
+            us *= THREE_BLOCKS
         if "parts" in view.workspace:
             first, end = view.workspace["parts"]
             us += SECOND_US + (end - first) / PARTS_BYTES
