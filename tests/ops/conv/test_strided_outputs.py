@@ -190,6 +190,29 @@ def test_depthwise_writes_strided(emulation: None, kind: str) -> None:
     assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
+def test_depthwise_phases_do_not_wait_for_each_other() -> None:
+    """But for the first one, and where a launch puts dx together behind them."""
+    problem = ConvProblem.parse("n2 c24 h11 w9 k24 r3 s3 stride2 pad1 groups24 f16 nhwc dgrad")
+    config = chosen(problem, "cuda.depthwise", lambda _, one: (type(one).__name__ != "Streamed", str(one)))
+    texts = [source.text for source in ALGORITHM.sources(problem, config)]
+    assert sum("#define BESIDE" in text and "end_beside<true>(); }" in text for text in texts) == len(texts) - 1 == 3
+    planar, mixed = problem.replace(layout="nchw"), problem.replace(kernel=(1, 1), padding=((0, 0), (0, 0)))
+    for other in (planar, mixed):
+        configs = ALGORITHM.configs(other, H200)
+        assert not any("BESIDE" in source.text for one in configs for source in ALGORITHM.sources(other, one)), other
+
+
+def test_small_depthwise_phases_may_read_filters_in_place() -> None:
+    """Of a small image packing takes longer than the sums."""
+    problem = ConvProblem.parse("n32 c96 h10 w10 k96 r3 s3 stride2 pad1 groups96 f16 nhwc dgrad")
+    read = [config for config in ALGORITHM.configs(problem, H200) if all(ALGORITHM.read_in_place(problem, config))]
+    best = min(
+        ALGORITHM.configs(problem, H200),
+        key=lambda one: ALGORITHM.predict_us(problem, one, H200) + ALGORITHM.pack_us(problem, one, H200),
+    )
+    assert best in read
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     "text",

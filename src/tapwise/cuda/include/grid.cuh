@@ -24,10 +24,15 @@ DEVICE void let_next_begin() {
 }
 // `early`: what comes next may take what others leave while this launch still waits: where no multiprocessor has room
 // for more blocks than its share, so that none gets more.
+// BESIDE: the kernel is of a launch that needs nothing of the one before it (below).
 DEVICE void begin_dependent(bool early = false) {
+#ifdef BESIDE
+    let_next_begin();
+#else
     if (early) let_next_begin();
     wait_for_previous();
     if (!early) let_next_begin();
+#endif
 }
 // A launch that needs nothing of the one before it, which began behind all that both need: it begins at once, and ends
 // behind that one, so that what waits for the last of such launches waits for all.

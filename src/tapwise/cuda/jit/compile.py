@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import chain, product
@@ -75,6 +75,12 @@ def stub(
         f" {{ {template}<{arguments}>(p); }}\n"
     )
     return Source(Path(file).stem, text)
+
+
+def beside(source: Source) -> Source:
+    """The same kernel for a launch that needs nothing of the one before it, which waits for all that both need: it
+    begins at once, and ends behind that one (include/grid.cuh)."""
+    return replace(source, text="#define BESIDE\n" + source.text.replace("(p); }\n", "(p); end_beside<true>(); }\n"))
 
 
 def cluster_of(source: Source) -> int:

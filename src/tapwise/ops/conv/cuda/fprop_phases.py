@@ -217,24 +217,36 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         return pieces and not self.joined_by_itself(problem) and prod(problem.x_shape) < INDEX_LIMIT
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        """Beside the others the fastest of each phase among those that write to dx themselves."""
+        """Beside the others the fastest of each phase among those that write to dx themselves, and among those of them
+        that read w as it lies."""
         found = list(super().configs(problem, device))
         if not self._is_strided(problem):
             return found
-        parts = [self._strided(phase.problem, device) for phase in with_taps(problem) if phase.problem is not None]
-        strided = Config(tuple(one for one in parts if one is not None))
-        return list(dict.fromkeys([*found, strided] if len(strided.parts) == len(parts) else found))
+        for in_place in (False, True)[: 1 + problem.depthwise]:
+            parts = [self._strided(problem, phase, in_place, device) for phase in with_taps(problem)]
+            strided = Config(tuple(one for one in parts if one is not None))
+            if len(strided.parts) == len(parts):
+                found.append(strided)
+        return list(dict.fromkeys(found))
 
-    def _strided(self, phase: ConvProblem, device: Device) -> tuple[str, BaseConfig] | None:
-        for offer in self._offers(phase, device):
+    def _strided(
+        self, problem: ConvProblem, phase: Phase, in_place: bool, device: Device
+    ) -> tuple[str, BaseConfig] | None:
+        inner = phase.problem
+        assert inner is not None
+        for offer in self._offers(inner, device):
             one: Any = registry.get(offer.algorithm)
-            if _writes_strided(one, phase, offer.config):
+
+            def suits(config: Any, one: Any = one, inner: ConvProblem = inner) -> bool:
+                if not _writes_strided(one, inner, config):
+                    return False
+                return not in_place or one.reads_in_place(inner, config, fprop_filters(problem, phase))
+
+            if suits(offer.config):
                 return offer.algorithm, offer.config or BaseConfig()
-            others = [
-                other for other in one.configs(phase, device) if other.automatic and _writes_strided(one, phase, other)
-            ]
+            others = [other for other in one.configs(inner, device) if other.automatic and suits(other)]
             if others:
-                return offer.algorithm, min(others, key=lambda other: one.predict_us(phase, other, device))
+                return offer.algorithm, min(others, key=lambda other: one.predict_us(inner, other, device))
         return None
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -312,10 +324,15 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         """What each phase's algorithm is given beside its problem and config."""
         direct, read = self.direct(problem, config), self.read_in_place(problem, config)
         strides = {"strides": strides_of(problem)} if self._is_strided(problem) else {}
-        return [
+        given: list[dict[str, Any]] = [
             (strides if written else {}) | ({"filters": fprop_filters(problem, phase)} if in_place else {})
             for phase, written, in_place in zip(with_taps(problem), direct, read, strict=True)
         ]
+        # Each writes elements of its own.
+        if all(direct) and {name for name, _ in config.parts} == {"cuda.depthwise"}:
+            for one in given[1:]:
+                one["beside"] = True
+        return given
 
     def plans(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[Phase, Plan]]:
         pairs: list[Any] = self._pairs(problem, config)

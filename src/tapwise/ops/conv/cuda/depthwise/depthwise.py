@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 
 from tapwise import arrays
 from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
@@ -106,9 +107,13 @@ class Depthwise(CudaAlgorithm[Kind]):
 
     def plan(
         self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None,
-        filters: FpropFilters | None = None,
+        filters: FpropFilters | None = None, beside: bool = False,
     ) -> Plan:  # fmt: skip
+        """`beside`: it needs nothing of the launch before it."""
         launches = self.launches(problem, config, device, strides, filters)
+        if beside:
+            for launch in launches:
+                launch.source = compiler.beside(launch.source)
         return DepthwisePlan(problem, device, launches, filters is None and taps_first(problem, config))
 
     def source(
@@ -120,9 +125,10 @@ class Depthwise(CudaAlgorithm[Kind]):
 
     def sources(
         self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None,
-        filters: FpropFilters | None = None,
+        filters: FpropFilters | None = None, beside: bool = False,
     ) -> list[Source]:  # fmt: skip
-        return [self.source(problem, config, strides, filters)]
+        made = self.source(problem, config, strides, filters)
+        return [compiler.beside(made) if beside else made]
 
     def launches(
         self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None,
