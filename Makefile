@@ -1,7 +1,7 @@
 # make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries;
 #                        with an NVIDIA GPU, that too, against cuDNN
 # make test              check, then the tests; of kernels that are only compiled, one in twelve, for one architecture;
-#                        of emulated configs, one of each kind; of tests with long lists of cases, one case in three
+#                        of emulated configs, one of each kind; of tests with long lists of cases, one case in four
 # make test-kernels      the tests of those, with each of them, for every architecture
 # make test-all          check, then every test with each of them
 # make campaign MINUTES=20 [DEVICE=cuda] [SEED=7]   random and hostile calls for so long; exit status 1 where one fails

@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("tapwise")
 # each is, for each architecture.
 SHARE = 12
 # Of the cases of a test marked `many`, one in so many is taken.
-CASES = 3
+CASES = 4
 ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
 TESTS = Path(__file__).parent
 # Folders and files of tests that have the kernels of the CPU as users have them: what LLVM makes of each algorithm,
@@ -168,7 +168,7 @@ def gpu_count() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked `cuda` where there is no GPU, and further architectures and two in three cases of tests
+    """Deselect tests marked `cuda` where there is no GPU, and further architectures and three in four cases of tests
     marked `many` unless all are wanted, or asked for by name. Tests that take a share of kernels or of configs, or of
     their cases, are marked `kernels`."""
 

@@ -74,6 +74,7 @@ FEW = [text for text in FUSED_ELSEWHERE if "relu6" in text or "gelu" in text]
 OWN = ["cpu.pointwise", "cpu.depthwise"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
 def test_best_and_other_configs(identifier: str, text: str, every: bool, request: pytest.FixtureRequest) -> None:
     # Kernels as users have them in one memory order of each problem, in the other as they are generated.

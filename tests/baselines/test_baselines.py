@@ -121,6 +121,7 @@ def test_plain_peer_computes_gradients(text: str) -> None:
     np.testing.assert_allclose(PEERS["torch"].prepare(problem, inputs, 2).result(), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("axis", ["", " axis1", " axis0,2", " axis2 keepdims"])
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("name", ["torch", "numpy"])

@@ -89,6 +89,7 @@ def test_the_bank_mixes_channels() -> None:
         Work(bank.parse("bank"))(x[..., :1])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("mode", ["reflect", "constant", "nearest", "mirror", "wrap"])
 @pytest.mark.parametrize("size", [None, (39, 51), (45, 60), (11, 7)])
 @pytest.mark.parametrize("stride", [1, 2, 3])

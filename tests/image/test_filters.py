@@ -78,6 +78,7 @@ def test_as_scipy(call: tuple[str, dict[str, Any]], kind: Any, mode: str) -> Non
             close(getattr(image, name)(x, mode=mode, cval=cval, **options), theirs, exact, 120.0)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64, np.complex64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", ["reflect", "constant", "wrap"])

@@ -183,6 +183,7 @@ ADAPTERS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("operator", list(ADAPTERS))
 def test_node(operator: str) -> None:
     call, least = ADAPTERS[operator]

@@ -60,6 +60,7 @@ def same(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kind", ["", "mean", "hard", "no bias", "x first"])
 def test_a_gate_is_one_operator(kind: str, order: Any) -> None:

@@ -73,6 +73,7 @@ def test_values_and_orders(name: str, order: str) -> None:
         assert found.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("order", ["contiguous", "channels_last", "channels_sliced", "transposed"])
 @pytest.mark.parametrize(
     ("name", "words"),

@@ -37,6 +37,7 @@ CASES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", CASES)
 @pytest.mark.parametrize("operator", ["im2col", "col2im"])
 @pytest.mark.parametrize("identifier", IDENTIFIERS)

@@ -120,6 +120,7 @@ def test_choice_of_im2col() -> None:
         assert chosen.algorithm == algorithm and getattr(chosen.config, "past", None) == past, text
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize(
     "text", ["c3 h64 w63 r3 s3 f16", "c3 h64 w64 r3 s3 f16", "c3 h64 w63 r3 s3 stride2 pad1", "c3 h64 w64 r7 s7 bf16"]

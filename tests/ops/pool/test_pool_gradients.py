@@ -60,6 +60,7 @@ def taking() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("identifier", "text"), taking())
 def test_against_float64(identifier: str, text: str) -> None:
     problem = PoolProblem.parse(text)

@@ -68,6 +68,7 @@ def test_what_is_no_number(identifier: str, length: int, log: bool) -> None:
             np.testing.assert_allclose(y.astype(np.float64), expected, rtol=4e-3, atol=1e-3, err_msg=str(config))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize(
     ("identifier", "shape", "dtypes"),

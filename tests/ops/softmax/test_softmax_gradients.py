@@ -29,6 +29,7 @@ EMULATED = [
 CPU = [name for name in registry.ALGORITHMS[OPERATOR] if name.startswith("cpu.")]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("identifier", CPU)
