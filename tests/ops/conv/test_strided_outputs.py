@@ -326,3 +326,17 @@ def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> Non
         _, used, log = compiled(source, "sm_90a")
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), (sources[source], used)
         assert not re.search(r"C75\d\d", log), (sources[source], log)
+
+
+@pytest.mark.parametrize("k", [8, 16, 24, 32, 40, 72])
+@pytest.mark.parametrize("stride", ["", "stride2"])
+def test_filters_that_lie_begin_where_their_pattern_does(k: int, stride: str) -> None:
+    """Behind the pixels of a stage, whose rows are short where there are few channels."""
+    problem = ConvProblem.parse(f"n32 c112 h28 w28 k{k} r3 s3 pad1 {stride} f16 nhwc dgrad")
+    parts = {part for config in ImplicitGemmDgrad().configs(problem, H200) for part in config.parts}
+    seen = phases_of(problem) or ()
+    assert seen[0].problem is not None
+    for part in parts:
+        if part.kernel == "im2col" and not part.filter_stationary:
+            view = View.of(seen[0].problem, part)
+            assert part.tile_pixels * view.chunk_bytes % 1024 == 0, part

@@ -141,6 +141,10 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
     config = view.config
     # Two CTAs of a multiprocessor are of use where there are more CTAs than multiprocessors.
     staged = _staged(view, device)
+    # Filters that lie across gemm_k are swizzled by 128 bytes; those behind few channels' pixels would begin within the
+    # pattern.
+    if view.transposed_filters and view.block_pixels * view.chunk_bytes % (8 * SWIZZLE_BYTES):
+        staged = None
     if staged is not None and (config.min_blocks_per_sm == 1 or view.tiles > PLACED * device.multiprocessors):
         yield staged
     # Filters stay where a CTA has several tiles of the same.
