@@ -111,6 +111,8 @@ def run(case: Case) -> str | None:
         return None if y.shape == shape else f"wrong: shape {y.shape} instead of {shape}"
     if case["backend"] == "cuda" and y.dtype.kind in "iu" and name in ("laplace", "gaussian_laplace"):
         return None  # cut once, at the end: the page says so
+    if name == "gaussian_laplace" and y.dtype.kind in "bu" and len(shape) > 1:
+        return None  # -1 and nearly -1 after one axis are 255 and 0 before the next: the page says so
     zeros = "weights" in options and not np.all(options["weights"])
     if zeros and not np.isfinite(x).all() and y.dtype.kind != "f":
         return None
