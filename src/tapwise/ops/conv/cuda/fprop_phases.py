@@ -237,7 +237,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         for offer in self._offers(inner, device):
             one: Any = registry.get(offer.algorithm)
 
-            def suits(config: Any, one: Any = one, inner: ConvProblem = inner) -> bool:
+            def suits(config: Any, one: Any = one) -> bool:
                 if not _writes_strided(one, inner, config):
                     return False
                 return not in_place or one.reads_in_place(inner, config, fprop_filters(problem, phase))
